@@ -24,6 +24,8 @@ MIN_WORDS = 126
 # The part of a prompt after its last loadable block is at most 33 tokens, three of which are the prompt's tail.
 MIN_CLOSING_WORDS = 32
 
+# ruff: noqa: SIM905 - word lists read better as running text than one word a line
+
 _HEAD = "review: "
 _TAIL = "\nsentiment:"
 
@@ -60,19 +62,13 @@ _NEUTRAL = (
     "the same director made two films before .",
     "the book came out ten years ago .",
     "my friend sat next to me .",
-    "they show it at the station cinema every evening .",
     "the first part takes place in winter .",
-    "most of the cast comes from the theatre .",
     "we went home by bus after the credits .",
     "the second half moves to a farm in the north .",
-    "it was filmed over one summer with a small crew .",
-    "a narrator speaks at the start and at the end .",
     "the hall was about half full on that day .",
-    "the songs were recorded by a local choir .",
     "a teacher and two students share a house .",
     "the poster shows a bridge and a red car .",
     "it is the third film in the series .",
-    "the credits list more than ninety people .",
     "there is a short break after the first hour .",
 )
 

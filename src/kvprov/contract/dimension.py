@@ -56,6 +56,7 @@ class Dimension:
 
     Raises:
         ContractError: `bad_name`.
+        ValueError: `half` or `kind` is not one of theirs.
     """
 
     name: str
@@ -65,3 +66,7 @@ class Dimension:
 
     def __post_init__(self) -> None:
         check_name(self.name)
+        # A plain "worker" from outside the package would equal no member by identity, and the dimension would
+        # silently be in neither half.
+        object.__setattr__(self, "half", Half(self.half))
+        object.__setattr__(self, "kind", Kind(self.kind))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from kvprov.contract.descriptor import Absent, Descriptor, Known, Value
+from kvprov.contract.descriptor import Absent, Descriptor, Known, Unknown, Value
 from kvprov.contract.dimension import Half
 from kvprov.contract.errors import ContractError, ErrorCode
 from kvprov.contract.registry import Registry
@@ -40,10 +40,12 @@ def encode_value(name: str, value: Value) -> bytes:
         return b"\x00"
     if isinstance(value, Known):
         return b"\x01" + lp(value.identity)
+    # Whatever else is given is unknown too, and must be refused as such, not crash on its way here.
+    reason = value.reason if isinstance(value, Unknown) else f"a {type(value).__name__} is no value"
     raise ContractError(
         ErrorCode.UNKNOWN_VALUE,
         name,
-        f"The value of {name!r} is not known" + (f": {value.reason}." if value.reason else "."),
+        f"The value of {name!r} is not known" + (f": {reason}." if reason else "."),
         "Let the request bypass the shared tier, or declare a label for the value.",
     )
 

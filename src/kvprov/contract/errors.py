@@ -21,6 +21,17 @@ class KvprovError(Exception):
     def __str__(self) -> str:
         return f"{self.message} {self.advice}".rstrip()
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Engines hand errors from process to process. Exception's own way would call `type(self)(*self.args)`,
+        # which fails for every subclass that takes other arguments than the message.
+        return _restore, (type(self), self.args, self.__dict__)
+
+
+def _restore(kind: type[KvprovError], args: tuple[object, ...], attributes: dict[str, object]) -> KvprovError:
+    error = kind.__new__(kind, *args)
+    error.__dict__.update(attributes)
+    return error
+
 
 class ErrorCode(enum.StrEnum):
     """The closed set of reasons why a descriptor has no digest (specification, section 6)."""

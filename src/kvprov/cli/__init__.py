@@ -1,0 +1,5 @@
+"""The kvprov command."""
+
+
+def main() -> None:
+    """Run the command line."""

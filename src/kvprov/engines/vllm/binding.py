@@ -1,0 +1,320 @@
+"""One engine's binding: from the facts of its workers and requests to the digest that enters its keys."""
+
+from __future__ import annotations
+
+import secrets
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from kvprov.contract.descriptor import ABSENT, Known, Unknown, Value
+from kvprov.contract.digest import Digester
+from kvprov.contract.dimension import Half
+from kvprov.contract.dimensions import (
+    ADAPTER,
+    CLIENT_NAMESPACE,
+    KV_REPRESENTATION,
+    MODEL_CONFIG,
+    PRECISION,
+    SHARING_DOMAIN,
+    WEIGHTS,
+)
+from kvprov.contract.key import NONCE_BYTES, DigestBits, chain_entry, content_identifier, key_text, nonce
+from kvprov.contract.registry import Registry
+from kvprov.engines.vllm import facts, worker
+from kvprov.engines.vllm.adapters import EngineAdapters
+from kvprov.engines.vllm.log import logger
+from kvprov.errors import BindingError
+from kvprov.extensions import Extension, load_extensions, registry_with
+from kvprov.identity.domain import FleetSecret, load_secret, sharing_domain
+from kvprov.identity.label import label
+from kvprov.settings import Settings, load_settings
+
+_ATTRIBUTE = "_kvprov"
+_LOGGED_REASONS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What one request's keys are bound to.
+
+    Attributes:
+        text: The digest's text. For a request whose provenance is not known, that of an identity of its own.
+        entry: The extra keys of the first block of the request's block-hash chain.
+        reason: Why the provenance is not known; empty when it is. Such a request bypasses the shared tier.
+        adapter: Identity of the adapter that `text` stands for, or None.
+    """
+
+    text: str
+    entry: tuple[tuple[str, str]]
+    reason: str = ""
+    adapter: str | None = None
+
+    @property
+    def identifier(self) -> str:
+        """The content identifier that carries the digest where a connector hashes identifiers."""
+        return content_identifier(self.text)
+
+
+def make_stamp(digest: bytes, bits: DigestBits, *, reason: str = "", adapter: str | None = None) -> Stamp:
+    """Return the stamp of a request with `digest`."""
+    text = key_text(digest, bits)
+    return Stamp(text=text, entry=(chain_entry(text),), reason=reason, adapter=adapter)
+
+
+def set_stamp(request: Any, stamp: Stamp) -> None:
+    """Note `stamp` on one of vLLM's requests."""
+    setattr(request, _ATTRIBUTE, stamp)
+
+
+def stamp_of(request: Any) -> Stamp | None:
+    """Return the stamp of one of vLLM's requests, or None when it has none."""
+    return getattr(request, _ATTRIBUTE, None)
+
+
+def _random_nonce() -> Known:
+    return nonce(secrets.token_bytes(NONCE_BYTES))
+
+
+class EngineBinding:
+    """Binds the requests of one engine.
+
+    Args:
+        vllm_config: The engine's configuration, resolved.
+        kv_cache_config: The scheduler's KV cache configuration.
+        executor: The engine's executor, to ask its workers.
+
+    Raises:
+        KvprovError: A setting cannot be used, or a worker is not bound.
+    """
+
+    def __init__(self, vllm_config: Any, kv_cache_config: Any, executor: Any) -> None:
+        self.settings: Settings = load_settings()
+        self.extensions: tuple[Extension, ...] = load_extensions()
+        self.registry: Registry = registry_with(self.extensions, self.settings.unsafe_withhold)
+        self.secret: FleetSecret | None = load_secret(
+            file=self.settings.secret_file, value=self.settings.secret, key_id=self.settings.secret_key_id
+        )
+        if self.secret is None and self.settings.require_secret:
+            raise BindingError(
+                "KVPROV_REQUIRE_SECRET is set and there is no fleet secret.",
+                "Set KVPROV_SECRET_FILE to a file of at least 16 random bytes, the same on every worker.",
+            )
+        self.bypassed: Counter[str] = Counter()
+        self._logged: set[str] = set()
+        self._salt_warned = False
+        self._executor = executor
+        self._vllm_config = vllm_config
+        self.engine: Any = None
+        self._reports = self.call_workers(worker.report)
+        for report in self._reports:
+            if not report.bound:
+                raise BindingError(
+                    f"kvprov is not in effect in the worker process {report.pid}.",
+                    "Let VLLM_PLUGINS be unset or name kvprov, and install kvprov where the workers run.",
+                )
+        self.adapters = EngineAdapters(executor) if vllm_config.lora_config is not None else None
+        self._request_extensions = [e for e in self._registered() if e.dimension.half is Half.REQUEST]
+        self.worker_values: dict[str, Value] = self._worker_values(vllm_config, kv_cache_config)
+        self.worker_reason = "; ".join(v.reason for v in self.worker_values.values() if isinstance(v, Unknown))
+        # What is not known of a worker is known to itself: its own prefix cache still works, for this process alone.
+        known = {n: _random_nonce() if isinstance(v, Unknown) else v for n, v in self.worker_values.items()}
+        self.digester = Digester(self.registry, known)
+
+    def call_workers(self, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> list[Any]:
+        """Call `function(worker, *args)` in each worker process and return what each answers."""
+        return list(self._executor.collective_rpc(function, args=args))
+
+    def connector(self) -> Any:
+        """Return the scheduler half of the engine's connector, or None."""
+        return self.engine.scheduler.get_kv_connector()
+
+    def token_block_size(self) -> int:
+        """Return how many tokens a block of the KV cache holds."""
+        return int(self._vllm_config.cache_config.block_size)
+
+    @property
+    def has_request_extensions(self) -> bool:
+        """Whether an outside dimension of the request half is registered."""
+        return bool(self._request_extensions)
+
+    def _registered(self) -> list[Extension]:
+        return [extension for extension in self.extensions if extension.dimension.name in self.registry]
+
+    def _worker_values(self, vllm_config: Any, kv_cache_config: Any) -> dict[str, Value]:
+        declared = label(self.settings.weights_label) if self.settings.weights_label else None
+        packings = {report.packing for report in self._reports}
+        values: dict[str, Value] = {
+            WEIGHTS.name: facts.weights_value(self._reports, declared),
+            PRECISION.name: facts.precision_value(vllm_config),
+            MODEL_CONFIG.name: facts.model_config_value(vllm_config),
+            KV_REPRESENTATION.name: facts.kv_representation_value(
+                vllm_config, kv_cache_config, "|".join(sorted(packings))
+            ),
+        }
+        speculative = vllm_config.speculative_config
+        if speculative is not None and getattr(speculative, "draft_model_config", None) is not None:
+            values[WEIGHTS.name] = Unknown("weights: the draft model's weights are not identified yet")
+        for extension in self._registered():
+            if extension.dimension.half is Half.WORKER:
+                values[extension.dimension.name] = extension.value(vllm_config)
+        return {name: value for name, value in values.items() if name in self.registry}
+
+    def _domain(self, request: Any) -> Value:
+        # vLLM's own prefix cache takes an empty salt for none; its HTTP server refuses one.
+        if not request.cache_salt:
+            return ABSENT
+        if self.secret is None and not self._salt_warned:
+            self._salt_warned = True
+            logger.warning(
+                "kvprov: requests carry cache salts and there is no fleet secret. They are kept apart, but whoever "
+                "lists the store can search its names for salts it guesses. Set KVPROV_SECRET_FILE."
+            )
+        return sharing_domain(request.cache_salt, self.secret)
+
+    def stamp(self, request: Any, adapter: Value) -> Stamp:
+        """Compute and note what the keys of `request` are bound to.
+
+        Args:
+            request: One of vLLM's requests.
+            adapter: The value of its adapter dimension.
+        """
+        values: dict[str, Value] = {
+            ADAPTER.name: adapter,
+            SHARING_DOMAIN.name: self._domain(request),
+            CLIENT_NAMESPACE.name: ABSENT,
+        }
+        for extension in self._request_extensions:
+            values[extension.dimension.name] = extension.value(request)
+        values = {name: values[name] for name in self.registry.request}
+        reasons = [value.reason for value in values.values() if isinstance(value, Unknown)]
+        if reasons:
+            values = {n: _random_nonce() if isinstance(v, Unknown) else v for n, v in values.items()}
+        if self.worker_reason:
+            reasons.append(self.worker_reason)
+        stamp = make_stamp(
+            self.digester.digest(values),
+            self.settings.digest_bits,
+            reason="; ".join(reasons),
+            adapter=adapter.identity if isinstance(adapter, Known) else None,
+        )
+        set_stamp(request, stamp)
+        return stamp
+
+    def bypass(self, request_id: str, reason: str) -> None:
+        """Count a request that bypasses the shared tier, and log the first of each reason.
+
+        Reasons may name what a tenant chose, such as a path, so only so many are told apart.
+        """
+        kind = reason.split(":", 1)[0]
+        self.bypassed[kind] += 1
+        _count_bypass(kind)
+        if reason not in self._logged and len(self._logged) < _LOGGED_REASONS:
+            self._logged.add(reason)
+            logger.warning("kvprov: request %s bypasses the shared tier: %s.", request_id, reason)
+
+    def hasher(self, native: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
+        """Return vLLM's block hasher, which hashes a request once its stamp is known.
+
+        vLLM creates requests in a thread of its own, where workers cannot be asked. A request whose adapter has not
+        been settled yet is hashed in `admit`, in the engine's main thread.
+        """
+
+        def bound_hasher(request: Any) -> list[Any]:
+            if stamp_of(request) is None:
+                adapter = self._expected_adapter(request)
+                if adapter is None:
+                    return []
+                self.stamp(request, adapter)
+            return native(request)
+
+        return bound_hasher
+
+    def _expected_adapter(self, request: Any) -> Value | None:
+        if request.lora_request is None:
+            return ABSENT
+        if self.adapters is None:
+            return Unknown("adapter: this engine has no adapters")
+        identity = self.adapters.expected(request.lora_request)
+        return None if identity is None else Known(identity)
+
+    def admit(self, request: Any, unfinished: list[Any]) -> None:
+        """Settle the adapter of `request` before the scheduler sees it, and hash it if that is still to do.
+
+        Runs in the engine's main thread.
+
+        Args:
+            request: One of vLLM's requests.
+            unfinished: The requests that the scheduler has.
+        """
+        if request.lora_request is None or self.adapters is None:
+            if stamp_of(request) is None:
+                self.stamp(request, self._expected_adapter(request) or ABSENT)
+            return
+        adapter, changed = self.adapters.settle(request.lora_request, unfinished)
+        stamp = stamp_of(request)
+        if stamp is None or stamp.adapter is None or Known(stamp.adapter) != adapter:
+            self.rebind(request, adapter)
+        self.changed(changed, unfinished)
+
+    def rebind(self, request: Any, adapter: Value) -> None:
+        """Stamp `request` anew and hash it from the start."""
+        self.stamp(request, adapter)
+        request.block_hashes.clear()
+        request.update_block_hashes()
+
+    def changed(self, adapter_ids: set[int], unfinished: list[Any]) -> None:
+        """Rebind requests under way whose adapter was exchanged beneath them.
+
+        One that has computed nothing yet will be computed with the new adapter. One that has holds state of both.
+        """
+        for request in unfinished:
+            if request.lora_request is None or request.lora_request.lora_int_id not in adapter_ids:
+                continue
+            adapter: Value = Unknown("adapter: it was exchanged while the request was running")
+            if request.num_computed_tokens == 0 and self.adapters is not None:
+                adapter = self.adapters.value(request.lora_request.lora_int_id)
+            self.rebind(request, adapter)
+
+    def resync_adapters(self, unfinished: list[Any]) -> None:
+        """Read from the workers which adapters they hold, after somebody told them to load or remove one."""
+        if self.adapters is not None:
+            self.changed(self.adapters.resync(), unfinished)
+
+    def distrust_weights(self, reason: str) -> None:
+        """From now on, every request bypasses the shared tier: the weights may have changed."""
+        if not self.worker_reason:
+            logger.warning("kvprov: %s. From now on, requests bypass the shared tier.", reason)
+        known = {n: _random_nonce() if isinstance(v, Unknown) else v for n, v in self.worker_values.items()}
+        if WEIGHTS.name in known:
+            self.worker_values[WEIGHTS.name] = Unknown(f"weights: {reason}")
+            known[WEIGHTS.name] = _random_nonce()
+        self.worker_reason = f"weights: {reason}"
+        self.digester = Digester(self.registry, known)
+
+    def summary(self, connector: str) -> str:
+        """Return the start-up line: mode, connector, dimensions, worker digest."""
+        withheld = f" UNSAFE: withheld={','.join(self.settings.unsafe_withhold)}" if self.settings.unsafe_withhold else ""
+        dimensions = ",".join([*self.registry.worker, *self.registry.request])
+        unknown = f" unknown=({self.worker_reason})" if self.worker_reason else ""
+        return (
+            f"kvprov: mode={self.settings.mode} connector={connector} dimensions={dimensions} "
+            f"worker={key_text(self.digester.worker_digest, self.settings.digest_bits)} "
+            f"bits={int(self.settings.digest_bits)} secret={self.secret.key_id if self.secret else 'none'}{unknown}{withheld}"
+        )
+
+
+_bypass_counter: Any = None
+
+
+def _count_bypass(kind: str) -> None:
+    """Count in Prometheus, whose client vLLM depends on and whose registry it serves."""
+    global _bypass_counter
+    if _bypass_counter is None:
+        from prometheus_client import Counter as PrometheusCounter
+
+        _bypass_counter = PrometheusCounter(
+            "kvprov_bypassed_requests", "Requests that bypassed the shared tier", labelnames=("reason",)
+        )
+    _bypass_counter.labels(reason=kind).inc()

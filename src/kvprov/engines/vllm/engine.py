@@ -1,0 +1,107 @@
+"""Engine side: attaches a binding when an engine starts, and keeps it true while the engine runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from kvprov.engines.vllm import seams, selfcheck
+from kvprov.engines.vllm.binding import EngineBinding
+from kvprov.engines.vllm.log import logger
+
+_ATTRIBUTE = "_kvprov_binding"
+
+CHANGES_WEIGHTS = (
+    "load_model",
+    "reload_weights",
+    "update_config",
+    "load_weights",
+    "update_weights",
+    "init_weight_update",
+    "start_weight_update",
+    "finish_weight_update",
+)
+"""Worker methods after which the weights may be others than those identified at start."""
+
+
+def _binding_of(engine: Any) -> EngineBinding | None:
+    return getattr(engine, _ATTRIBUTE, None)
+
+
+def wrap_initialize_kv_caches(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `EngineCore._initialize_kv_caches` that attaches a binding.
+
+    It runs once per engine, after the workers have loaded the model and before the scheduler makes its connector; and
+    it is looked up on the class, so that it works although vLLM loads plugins inside `EngineCore.__init__`.
+    """
+
+    def initialize_kv_caches(self: Any, vllm_config: Any) -> Any:
+        kv_cache_config = original(self, vllm_config)
+        binding = EngineBinding(vllm_config, kv_cache_config, self.model_executor)
+        setattr(self, _ATTRIBUTE, binding)
+        binding.engine = self
+        seams.set_starting_engine(binding)
+        transfer = vllm_config.kv_transfer_config
+        logger.info("%s", binding.summary(transfer.kv_connector if transfer is not None else "none"))
+        return kv_cache_config
+
+    return initialize_kv_caches
+
+
+def wrap_get_block_hasher(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `get_request_block_hasher` whose hasher binds, once the engine's keys have passed the self-check."""
+
+    def get_block_hasher(hash_block_size: int, caching_hash_fn: Any) -> Any:
+        binding = seams.binding_of_starting_engine()
+        hasher = binding.hasher(original(hash_block_size, caching_hash_fn))
+        selfcheck.check(binding, hasher, hash_block_size)
+        return hasher
+
+    return get_block_hasher
+
+
+def _unfinished(engine: Any) -> list[Any]:
+    return list(engine.scheduler.requests.values())
+
+
+def wrap_add_request(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `EngineCore.add_request` that settles the request's adapter first."""
+
+    def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+        binding = _binding_of(self)
+        if binding is not None:
+            binding.admit(request, _unfinished(self))
+        return original(self, request, *args, **kwargs)
+
+    return add_request
+
+
+def wrap_adapter_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method of `EngineCore` that loads or removes adapters, and reads afterwards what the workers hold."""
+
+    def adapter_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            binding = _binding_of(self)
+            if binding is not None:
+                binding.resync_adapters(_unfinished(self))
+
+    return adapter_call
+
+
+def wrap_collective_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `EngineCore.collective_rpc` that notices calls which exchange adapters or weights."""
+
+    def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+        binding = _binding_of(self)
+        name = method if isinstance(method, str) else getattr(method, "__name__", "")
+        if binding is not None and name in CHANGES_WEIGHTS:
+            binding.distrust_weights(f"{name} was called at run time")
+        try:
+            return original(self, method, *args, **kwargs)
+        finally:
+            if binding is not None and "lora" in name:
+                binding.resync_adapters(_unfinished(self))
+
+    return collective_rpc

@@ -1,0 +1,145 @@
+"""What vLLM knows of a worker: its configuration as plain facts, before any of it becomes an identity."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from kvprov.contract.descriptor import Known, Unknown, Value
+from kvprov.contract.errors import KvprovError
+from kvprov.identity.kv_representation import KvRepresentation, LayerGroup, kv_representation
+from kvprov.identity.model_config import model_config
+from kvprov.identity.precision import Precision, precision
+
+
+def plain(value: Any) -> Any:
+    """Return `value` as mappings, lists and scalars.
+
+    Raises:
+        KvprovError: `value` holds an object whose meaning is not known. It is refused rather than guessed.
+    """
+    import torch
+
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, torch.dtype):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return {name: plain(getattr(value, name)) for name in value._fields}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted(plain(item) for item in value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    raise KvprovError(
+        f"A configuration holds a {type(value).__module__}.{type(value).__qualname__}, whose meaning is not known.",
+        "Declare a label for what it belongs to, or report the configuration.",
+    )
+
+
+def precision_value(vllm_config: Any) -> Value:
+    """Return the value of the precision dimension."""
+    model = vllm_config.model_config
+    lora = vllm_config.lora_config
+    try:
+        parameters = {
+            "checkpoint": plain(getattr(model.hf_config, "quantization_config", None)),
+            "engine": plain(getattr(model, "quantization_config", None)),
+        }
+        return precision(
+            Precision(
+                weight_dtype=str(model.dtype),
+                compute_dtype=str(model.dtype),
+                quantization=model.quantization,
+                parameters=parameters,
+                adapter_dtype=None if lora is None else str(lora.lora_dtype),
+            )
+        )
+    except KvprovError as error:
+        return Unknown(f"precision: {error.message}")
+
+
+def model_config_value(vllm_config: Any) -> Value:
+    """Return the value of the model_config dimension."""
+    model = vllm_config.model_config
+    config = model.hf_config.to_dict()
+    resolved: dict[str, Any] = {
+        "architecture": model.architecture,
+        "model_impl": str(model.model_impl),
+        "code_revision": model.code_revision if model.trust_remote_code else None,
+        "disable_sliding_window": bool(model.disable_sliding_window),
+    }
+    rope = str(config.get("rope_parameters") or config.get("rope_scaling") or "")
+    if "longrope" in rope or "dynamic" in rope:
+        # vLLM chooses the factors of these by the length that the engine serves.
+        resolved["max_model_len"] = model.max_model_len
+    speculative = vllm_config.speculative_config
+    if speculative is not None:
+        resolved["speculative_method"] = str(speculative.method)
+        resolved["speculative_tokens"] = speculative.num_speculative_tokens
+    try:
+        return model_config(plain(config), plain(resolved))
+    except KvprovError as error:
+        return Unknown(f"model_config: {error.message}")
+
+
+def kv_representation_value(vllm_config: Any, kv_cache_config: Any, packing: str) -> Value:
+    """Return the value of the kv_representation dimension.
+
+    Args:
+        vllm_config: The engine's configuration, with the layout resolved.
+        kv_cache_config: The scheduler's KV cache configuration.
+        packing: The form of one layer's block as the workers allocated it.
+    """
+    cache = vllm_config.cache_config
+    if getattr(cache, "calculate_kv_scales", False):
+        return Unknown("kv_representation: the KV scales are computed at run time, by each process for itself")
+    heads = vllm_config.model_config.get_total_num_kv_heads()
+    counted: dict[LayerGroup, int] = {}
+    for group in kv_cache_config.kv_cache_groups:
+        spec = group.kv_cache_spec
+        # A uniform group holds one specification for each of its layers.
+        specs = getattr(spec, "kv_cache_specs", None) or dict.fromkeys(group.layer_names, spec)
+        for one in specs.values():
+            if not hasattr(one, "num_kv_heads"):
+                return Unknown(f"kv_representation: {type(one).__name__} has no key-value heads")
+            form = LayerGroup(
+                kind=type(one).__name__,
+                layers=1,
+                element=str(one.dtype),
+                encoding=cache.cache_dtype,
+                kv_heads=heads,
+                head_size=one.head_size,
+                head_size_v=getattr(one, "head_size_v", one.head_size),
+            )
+            counted[form] = counted.get(form, 0) + 1
+    facts = KvRepresentation(
+        groups=[dataclasses.replace(form, layers=layers) for form, layers in counted.items()],
+        layout=str(cache.kv_cache_layout),
+        packing=packing,
+    )
+    try:
+        return kv_representation(facts)
+    except KvprovError as error:
+        return Unknown(f"kv_representation: {error.message}")
+
+
+def weights_value(reports: list[Any], label: Known | None) -> Value:
+    """Return the value of the weights dimension from what each worker loaded.
+
+    Args:
+        reports: One report of each worker.
+        label: What the operator declared for weights that cannot be identified by content.
+    """
+    identities = {report.weights for report in reports}
+    if len(identities) == 1 and (identity := identities.pop()) is not None:
+        return Known(identity)
+    if label is not None:
+        return label
+    reasons = sorted({report.reason for report in reports if report.reason})
+    return Unknown("weights: " + ("; ".join(reasons) or "the workers loaded different weights"))
+

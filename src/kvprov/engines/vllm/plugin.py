@@ -1,0 +1,22 @@
+"""The entry point `vllm.general_plugins: kvprov`.
+
+vLLM logs a plugin that fails to import and goes on without it, while an error raised by the plugin's function stops
+the engine. So this module imports next to nothing, and everything that can fail happens inside `register`.
+"""
+
+from __future__ import annotations
+
+
+def register() -> None:
+    """Put binding into effect in this process. Called by vLLM in every process, sometimes more than once.
+
+    Raises:
+        KvprovError: A setting cannot be used, or this vLLM lacks a seam that binding needs.
+    """
+    from kvprov.settings import Mode, load_settings
+
+    if load_settings().mode is Mode.OFF:
+        return
+    from kvprov.engines.vllm import seams
+
+    seams.install()

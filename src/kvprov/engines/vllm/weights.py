@@ -1,0 +1,146 @@
+"""Worker side: the identity of the weights that were loaded, whatever happens to their files meanwhile.
+
+The loader is handed the very files that are hashed: each is opened once, hashed through that descriptor, and passed on
+as `/proc/self/fd/N`, so that a file, a link or a folder swapped at the path is not seen. What is left is a write into
+the open file itself, which `OpenCheckpoint.recheck` finds after the load.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from kvprov.contract.errors import KvprovError
+from kvprov.engines.vllm.log import logger
+from kvprov.identity.checkpoint import OpenCheckpoint, combined_identity, open_files
+from kvprov.identity.digest_cache import default_cache
+
+_ATTRIBUTE = "_kvprov_weights"
+_current = threading.local()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """What is known of a model's weights.
+
+    Attributes:
+        identity: The identity of the tensors that were read, or None.
+        reason: Why there is none.
+    """
+
+    identity: str | None
+    reason: str = ""
+
+
+class _Recorder:
+    """Follows one model's load."""
+
+    def __init__(self) -> None:
+        self.prefix = ""
+        self.parts: list[OpenCheckpoint] = []
+        self.reason = ""
+
+    def pin(self, files: list[str]) -> list[str]:
+        """Open `files` and return the paths under which the loader shall read them."""
+        try:
+            part = open_files(files, prefix=self.prefix)
+        except KvprovError as error:
+            self.reason = error.message
+            return files
+        self.parts.append(part)
+        return part.fd_paths
+
+    def finish(self) -> LoadedWeights:
+        if self.reason:
+            return LoadedWeights(None, self.reason)
+        if not self.parts:
+            return LoadedWeights(None, "no safetensors files were read")
+        try:
+            identified = combined_identity(self.parts, cache=default_cache())
+            for part in self.parts:
+                part.recheck()
+        except KvprovError as error:
+            return LoadedWeights(None, error.message)
+        return LoadedWeights(identified.identity)
+
+    def close(self) -> None:
+        for part in self.parts:
+            part.close()
+
+
+@contextmanager
+def _recording() -> Iterator[_Recorder]:
+    outer = getattr(_current, "recorder", None)
+    recorder = _Recorder()
+    _current.recorder = recorder
+    try:
+        yield recorder
+    finally:
+        _current.recorder = outer
+        recorder.close()
+
+
+def wrap_load_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `DefaultModelLoader.load_weights` that also notes what it loaded on the model."""
+
+    def load_weights(self: Any, model: Any, model_config: Any) -> Any:
+        with _recording() as recorder:
+            result = original(self, model, model_config)
+            loaded = recorder.finish()
+        if loaded.identity is None:
+            logger.warning("kvprov: the weights of %s are not identified: %s.", model_config.model, loaded.reason)
+        setattr(model, _ATTRIBUTE, loaded)
+        return result
+
+    return load_weights
+
+
+def wrap_get_weights_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `DefaultModelLoader._get_weights_iterator` that notes the prefix of the source being read."""
+
+    def get_weights_iterator(self: Any, source: Any) -> Any:
+        recorder: _Recorder | None = getattr(_current, "recorder", None)
+        if recorder is not None:
+            recorder.prefix = source.prefix
+        return original(self, source)
+
+    return get_weights_iterator
+
+
+def wrap_safetensors_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an iterator over safetensors files that reads the files which are hashed."""
+
+    def safetensors_iterator(hf_weights_files: list[str], *args: Any, **kwargs: Any) -> Any:
+        recorder: _Recorder | None = getattr(_current, "recorder", None)
+        files = hf_weights_files if recorder is None else recorder.pin(hf_weights_files)
+        return original(files, *args, **kwargs)
+
+    return safetensors_iterator
+
+
+def wrap_pickle_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an iterator over pickled files that notes why their content has no identity."""
+
+    def pickle_iterator(*args: Any, **kwargs: Any) -> Any:
+        recorder: _Recorder | None = getattr(_current, "recorder", None)
+        if recorder is not None:
+            recorder.reason = "the weights are pickled files, which kvprov never reads"
+        return original(*args, **kwargs)
+
+    return pickle_iterator
+
+
+def loaded_weights(model: Any, load_format: str) -> LoadedWeights:
+    """Return what is known of `model`'s weights.
+
+    Args:
+        model: The model that the worker runs.
+        load_format: How it was loaded, for the reason when nothing is known.
+    """
+    loaded = getattr(model, _ATTRIBUTE, None)
+    if isinstance(loaded, LoadedWeights):
+        return loaded
+    return LoadedWeights(None, f"the load format {load_format!r} is not followed")

@@ -1,0 +1,113 @@
+"""The `KVPROV_*` settings, read once per process from the environment."""
+
+from __future__ import annotations
+
+import enum
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import environ
+
+from kvprov.contract.dimension import check_name
+from kvprov.contract.errors import KvprovError
+from kvprov.contract.key import DigestBits
+from kvprov.errors import SettingsError
+
+
+class Mode(enum.StrEnum):
+    """What kvprov does in an engine."""
+
+    ENFORCE = "enforce"
+    """Bind every key; bypass what is not known; refuse what cannot be bound."""
+    OFF = "off"
+    """Touch nothing: keys and listings are those of an engine without kvprov."""
+
+
+def _bits(text: str) -> DigestBits:
+    return DigestBits(int(text))
+
+
+def _flag(text: str | bool) -> bool:
+    if isinstance(text, bool):
+        return text
+    lowered = text.strip().lower()
+    if lowered in {"1", "true", "yes", "on"}:
+        return True
+    if lowered in {"", "0", "false", "no", "off"}:
+        return False
+    raise ValueError(f"{text!r} is neither yes nor no")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(check_name(name.strip()) for name in text.split(",") if name.strip())
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text else None
+
+
+@environ.config(prefix="KVPROV", frozen=True)
+class Settings:
+    """Settings of one process.
+
+    Attributes:
+        mode: `KVPROV_MODE`: enforce (default) or off.
+        digest_bits: `KVPROV_DIGEST_BITS`: 256 (default) or 128.
+        secret: `KVPROV_SECRET`: the fleet secret itself, at least 16 bytes of UTF-8.
+        secret_file: `KVPROV_SECRET_FILE`: a file with the fleet secret, readable by its owner only.
+        secret_key_id: `KVPROV_SECRET_KEY_ID`: names the secret in identities, so that secrets can rotate.
+        require_secret: `KVPROV_REQUIRE_SECRET`: refuse to start without a fleet secret.
+        weights_label: `KVPROV_WEIGHTS_LABEL`: RUN/VERSION, an identity that the operator declares for weights that
+            cannot be identified by content.
+        cache_dir: `KVPROV_CACHE_DIR`: where the digest cache lives.
+        unsafe_withhold: `KVPROV_UNSAFE_WITHHOLD`: dimensions to leave out of every key, comma-separated. For tests
+            and experiments that show what a missing dimension reopens; `kvprov doctor` reports it as unsafe.
+    """
+
+    mode: Mode = environ.var(default=Mode.ENFORCE, converter=Mode)
+    digest_bits: DigestBits = environ.var(default="256", converter=_bits)
+    secret: str | None = environ.var(default=None)
+    secret_file: Path | None = environ.var(default=None, converter=_path)
+    secret_key_id: str | None = environ.var(default=None)
+    require_secret: bool = environ.var(default=False, converter=_flag)
+    weights_label: str | None = environ.var(default=None)
+    cache_dir: Path | None = environ.var(default=None, converter=_path)
+    unsafe_withhold: tuple[str, ...] = environ.var(default="", converter=_names)
+
+
+NAMES = (
+    "KVPROV_MODE",
+    "KVPROV_DIGEST_BITS",
+    "KVPROV_SECRET",
+    "KVPROV_SECRET_FILE",
+    "KVPROV_SECRET_KEY_ID",
+    "KVPROV_REQUIRE_SECRET",
+    "KVPROV_WEIGHTS_LABEL",
+    "KVPROV_CACHE_DIR",
+    "KVPROV_UNSAFE_WITHHOLD",
+)
+
+
+def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
+    """Read the settings.
+
+    Args:
+        environment: Where to read from; the process environment by default.
+
+    Raises:
+        SettingsError: A variable that starts with `KVPROV_` is not a setting, or has a value that cannot be used.
+    """
+    variables = dict(os.environ if environment is None else environment)
+    for name in variables:
+        # A misspelt setting would silently leave an engine with the default: refuse it instead.
+        if name.startswith("KVPROV_") and name not in NAMES:
+            raise SettingsError(f"{name} is not a setting.", f"Settings are: {', '.join(NAMES)}.")
+    try:
+        settings: Settings = environ.to_config(Settings, environ=variables)
+    except (ValueError, KvprovError) as error:
+        raise SettingsError(
+            f"A KVPROV_* setting cannot be used: {error}",
+            "See `kvprov doctor` for the settings and their values.",
+        ) from error
+    return settings

@@ -1,0 +1,68 @@
+"""The vectors, recomputed by the second implementation, which shares no code with the one that wrote them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.identity import reference
+
+from kvprov.contract import Known
+
+ROOT = Path(__file__).resolve().parents[2]
+VECTORS = json.loads((ROOT / "spec/vectors/identities.json").read_text())
+BY_NAME = {vector["name"]: vector for vector in VECTORS}
+
+EQUAL = [
+    {"tensors-two", "tensors-two-in-another-order"},
+    {
+        "adapter",
+        "adapter-ignored-fields",
+        "adapter-defaults-said",
+        "adapter-modules-in-another-order",
+        "adapter-numbers-as-doubles",
+        "adapter-init-plain",
+    },
+    {"config-int", "config-double"},
+]
+
+
+def recomputed(vector: dict[str, Any]) -> str:
+    match vector["kind"]:
+        case "tensors":
+            return f"tensors-v1-blake3:{reference.tensors_digest(vector['tensors']).hex()}"
+        case "adapter":
+            return reference.adapter_identity(vector["tensors"], vector["config"], vector["extra"], vector["files"])
+        case "config":
+            return reference.config_identity(vector["config"])
+        case "sharing_domain":
+            return reference.sharing_domain(vector["salt"], vector["secret_hex"], vector["key_id"])
+        case "client_namespace":
+            return reference.client_namespace(vector["namespace"], vector["secret_hex"], vector["key_id"])
+    raise AssertionError(vector["kind"])
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+def test_recomputes(name: str) -> None:
+    vector = BY_NAME[name]
+    assert recomputed(vector) == vector["identity"]
+    Known(vector["identity"])
+
+
+def test_exactly_the_named_ones_are_equal() -> None:
+    assert len(BY_NAME) == len(VECTORS) >= 25
+    groups: dict[str, set[str]] = {}
+    for vector in VECTORS:
+        groups.setdefault(vector["identity"], set()).add(vector["name"])
+    assert sorted(map(sorted, (group for group in groups.values() if len(group) > 1))) == sorted(map(sorted, EQUAL))
+
+
+def test_the_script_writes_this_file() -> None:
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}\nimport runpy\nsys.argv[1:] = ['--check']\n"
+               f"runpy.run_path({str(ROOT / 'scripts/make_identity_vectors.py')!r}, run_name='__main__')"]  # fmt: skip
+    run = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
