@@ -72,15 +72,15 @@ def config_identity(value: Any) -> str:
 
 
 def effective(config: dict[str, Any]) -> dict[str, Any]:
-    never = (
-        "base_model_name_or_path revision inference_mode lora_dropout task_type auto_mapping peft_version "
-        "megatron_config megatron_core runtime_config"
-    ).split()
+    never = [
+        *("base_model_name_or_path", "revision", "inference_mode", "lora_dropout", "task_type", "auto_mapping"),
+        *("peft_version", "megatron_config", "megatron_core", "runtime_config"),
+    ]
     init = config.get("init_lora_weights")
     if init in (None, True, False) or str(init).lower() in ("gaussian", "orthogonal", "eva"):
         never += ["init_lora_weights", "loftq_config", "eva_config", "corda_config", "lora_ga_config"]
     defaults = {"peft_type": '"LORA"', "bias": '"none"', "r": "8", "lora_alpha": "8", "qalora_group_size": "16"}
-    false = "fan_in_fan_out use_rslora use_dora use_qalora lora_bias ensure_weight_tying".split()
+    false = ["fan_in_fan_out", "use_rslora", "use_dora", "use_qalora", "lora_bias", "ensure_weight_tying"]
     defaults |= dict.fromkeys(false, "false")
     result = {}
     for name, value in config.items():

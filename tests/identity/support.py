@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -84,11 +83,16 @@ def flipped(tensors: Tensors, name: str, bit: int = 0) -> Tensors:
     return {**tensors, name: (dtype, shape, bytes(changed))}
 
 
+def open_descriptors() -> int:
+    """Return how many files this process has open."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def replace_file(path: Path, data: bytes) -> None:
     """Put a new file in the place of an old one, as publishers should."""
     temporary = path.with_name(path.name + ".new")
     temporary.write_bytes(data)
-    os.replace(temporary, path)  # noqa: PTH105
+    temporary.replace(path)
 
 
 def overwrite(path: Path, data: bytes) -> None:

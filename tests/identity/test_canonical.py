@@ -164,12 +164,7 @@ def same(left: Any, right: Any) -> bool:
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, dict) and isinstance(right, dict):
         return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
-    return (
-        type(left) in (int, float)
-        and type(right) in (int, float)
-        and left == right
-        or (type(left) is type(right) and left == right)
-    )
+    return left == right and (type(left) is type(right) or (type(left) in (int, float) and type(right) in (int, float)))
 
 
 @settings(deadline=None)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.identity import reference
-from tests.identity.support import WEIGHTS, Tensors, flipped, packed, write_checkpoint
+from tests.identity.support import WEIGHTS, Tensors, flipped, open_descriptors, packed, write_checkpoint
 
 from kvprov.errors import KvprovError, UnidentifiableError, UnreadableContentError
 from kvprov.identity import (
@@ -276,10 +276,10 @@ class TestBrokenCheckpoints:
         last = folder / "model-00003-of-00003.safetensors"
         last.unlink()
         last.symlink_to("nowhere")
-        before = len(os.listdir("/proc/self/fd"))
+        before = open_descriptors()
         with pytest.raises(UnreadableContentError, match="does not exist"):
             open_checkpoint(folder)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert open_descriptors() == before
 
 
 class TestParts:

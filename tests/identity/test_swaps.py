@@ -1,4 +1,4 @@
-"""Content that is swapped while it is identified and loaded: what was loaded is what was hashed, or there is an error."""
+"""Content swapped while it is identified and loaded: what is loaded is what was hashed, or there is an error."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Moved(Attack):
             self.path.rename(aside)
             self.path.write_bytes(B)
         else:
-            os.replace(aside, self.path)
+            aside.replace(self.path)
 
 
 class InPlace(Attack):

@@ -2,4 +2,7 @@
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line, and exit."""
+    from kvprov.cli.app import cli
+
+    cli(prog_name="kvprov")

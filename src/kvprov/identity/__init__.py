@@ -1,6 +1,6 @@
 """Content to identity: checkpoints, adapters, configurations, sharing domains.
 
-Importing this package imports no tensor library, no engine, and none of the heavier helpers (hashing, progress bars):
+Importing this package imports no tensor library, no engine, and none of the heavier libraries (hashing, progress bars):
 these are imported where they are used.
 """
 

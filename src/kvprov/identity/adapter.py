@@ -272,12 +272,12 @@ def _copy_adapter(
             )
         for file in original.files:
             _copy(file, private / file.path.name)
-            file.recheck()
             stamps.append((file.path, file.stamp))
         copied_at = time.time_ns()
-        # By path: the files must all have come from this one folder.
-        if any(_stamp(path) != stamp for path, stamp in stamps):
-            raise ChangedContentError(folder, "it changed while it was copied", "Try again once it is complete.")
+        # By path, which also shows that the files all came from this one folder.
+        for path, stamp in stamps:
+            if _stamp(path) != stamp:
+                raise ChangedContentError(path, "it changed while it was copied", "Try again once it is complete.")
         return tuple(stamps), all(stamp.settled(copied_at) for _, stamp in stamps)
 
 

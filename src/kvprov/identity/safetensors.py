@@ -48,7 +48,7 @@ _MAX_U64: Final = 2**64 - 1
 _MAX_ENTRY_CHARS: Final = 4096
 _FIELDS: Final = {"dtype", "shape", "data_offsets"}
 _SPACE: Final = re.compile(r"[ \t\n\r]*")
-_ADVICE: Final = "Fetch the file again from its source; the safetensors library would not load it either."
+_ADVICE: Final = "Fetch the file again from its source, or have it written anew by the safetensors library."
 
 
 @dataclass(frozen=True, slots=True)

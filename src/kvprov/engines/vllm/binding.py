@@ -165,12 +165,6 @@ class EngineBinding:
         # vLLM's own prefix cache takes an empty salt for none; its HTTP server refuses one.
         if not request.cache_salt:
             return ABSENT
-        if self.secret is None and not self._salt_warned:
-            self._salt_warned = True
-            logger.warning(
-                "kvprov: requests carry cache salts and there is no fleet secret. They are kept apart, but whoever "
-                "lists the store can search its names for salts it guesses. Set KVPROV_SECRET_FILE."
-            )
         return sharing_domain(request.cache_salt, self.secret)
 
     def stamp(self, request: Any, adapter: Value) -> Stamp:
@@ -248,6 +242,7 @@ class EngineBinding:
             request: One of vLLM's requests.
             unfinished: The requests that the scheduler has.
         """
+        self._warn_of_salts(request)
         if request.lora_request is None or self.adapters is None:
             if stamp_of(request) is None:
                 self.stamp(request, self._expected_adapter(request) or ABSENT)
@@ -257,6 +252,14 @@ class EngineBinding:
         if stamp is None or stamp.adapter is None or Known(stamp.adapter) != adapter:
             self.rebind(request, adapter)
         self.changed(changed, unfinished)
+
+    def _warn_of_salts(self, request: Any) -> None:
+        if request.cache_salt and self.secret is None and not self._salt_warned:
+            self._salt_warned = True
+            logger.warning(
+                "kvprov: requests carry cache salts and there is no fleet secret. They are kept apart, but whoever "
+                "lists the store can search its names for salts it guesses. Set KVPROV_SECRET_FILE."
+            )
 
     def rebind(self, request: Any, adapter: Value) -> None:
         """Stamp `request` anew and hash it from the start."""

@@ -40,7 +40,7 @@ TABLE: Final = {
     EXAMPLE: Entry(
         Treatment.VIEW,
         "folder names hash prompt tokens and content identifiers",
-        "128 bits: MD5 over tokens and the digest's text, or the first 128 bits of SHA-256 where MD5 is not allowed",
+        "128 bits: MD5 over tokens and the digest's text (SHA-256 where the system forbids MD5)",
     ),
 }
 """The connectors that are bound. A connector that is not here is refused, a new one of a new release included."""
@@ -48,6 +48,20 @@ TABLE: Final = {
 UNBOUND_ADVICE: Final = (
     "Use a connector that kvprov binds ({bound}), or set KVPROV_MODE=off to run without any protection."
 )
+
+
+def check_shape(parallel_config: Any) -> None:
+    """Check that the connector's entries are one rank's.
+
+    Raises:
+        BindingError: Several ranks would overwrite each other's entries: the connector names files by layer alone.
+    """
+    ranks = parallel_config.tensor_parallel_size * parallel_config.pipeline_parallel_size
+    if ranks > 1:
+        raise BindingError(
+            f"{EXAMPLE} holds the state of one rank, and this engine has {ranks}: in vLLM, ranks overwrite one file.",
+            "Run it with tensor and pipeline parallel size 1, or use another connector.",
+        )
 
 
 def check(kv_transfer_config: Any) -> Entry:

@@ -13,7 +13,7 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
 
-from kvprov.engines.vllm import seams
+from kvprov.engines.vllm import connectors, seams
 from kvprov.engines.vllm.binding import EngineBinding, Stamp, stamp_of
 from kvprov.errors import BindingError
 
@@ -56,6 +56,7 @@ class BoundExampleConnector(ExampleConnector):  # type: ignore[misc]
                 f"kvprov is not in effect in this process, although {type(self).__module__} is configured.",
                 "Let VLLM_PLUGINS be unset or name kvprov, and let KVPROV_MODE be unset or enforce.",
             )
+        connectors.check_shape(vllm_config.parallel_config)
         super().__init__(vllm_config, role, kv_cache_config)
         self._requests: dict[str, Any] = {}
         self._binding: EngineBinding | None = None

@@ -1,0 +1,47 @@
+"""`kvprov digest`."""
+
+from __future__ import annotations
+
+import json
+from typing import BinaryIO
+
+import click
+
+from kvprov.cli.options import json_option
+from kvprov.contract.document import evaluate, parse_document
+from kvprov.contract.key import DigestBits, key_text
+
+
+@click.command()
+@click.argument("file", type=click.File("rb"))
+@click.option("--hex", "as_hex", is_flag=True, help="Print the digest in hexadecimal rather than as it enters keys.")
+@click.option(
+    "--bits",
+    type=click.Choice([str(int(bits)) for bits in DigestBits]),
+    help="How much of the digest to print: 256 bits (the default) or its first 128.",
+)
+@json_option
+def digest(file: BinaryIO, as_hex: bool, bits: str | None, as_json: bool) -> None:
+    """Print the digest of a registry and a descriptor.
+
+    FILE is a JSON document of the form that the specification gives in section 8, as each test vector is; - is
+    standard input. The digest is printed as it enters keys. With --json: text, text_128, digest_hex,
+    worker_digest_hex and enc_hex.
+    """
+    if as_json and (as_hex or bits):
+        raise click.UsageError("--json has every form of the digest: leave out --hex and --bits.")
+    result = evaluate(*parse_document(file.read()))
+    width = DigestBits(int(bits)) if bits else DigestBits.FULL
+    if as_json:
+        forms = {
+            "text": result.text,
+            "text_128": result.text_128,
+            "digest_hex": result.digest.hex(),
+            "worker_digest_hex": result.worker_digest.hex(),
+            "enc_hex": result.enc.hex(),
+        }
+        click.echo(json.dumps(forms, indent=2))
+    elif as_hex:
+        click.echo(result.digest[: width // 8].hex())
+    else:
+        click.echo(key_text(result.digest, width))

@@ -1,0 +1,70 @@
+"""`python -m kvprov.engines.vllm.inspect`: what kvprov binds in the installed vLLM, as JSON on stdout.
+
+For `kvprov doctor`, which imports no engine itself. Every seam is put into effect, which is the surest way to see that
+it can be: so run it in a process of its own, never in one that serves.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+
+def _seams() -> list[dict[str, str]]:
+    from kvprov.engines.vllm import seams
+    from kvprov.errors import BindingError
+
+    found = []
+    # One at a time, so that the first that is missing does not hide the others.
+    for seam in seams._seams():
+        error = advice = ""
+        try:
+            seams._install(seam)
+        except BindingError as missing:
+            error, advice = missing.message, missing.advice
+        found.append({"module": seam.module, "name": seam.name, "error": error, "advice": advice})
+    return found
+
+
+def _connectors() -> list[dict[str, Any]]:
+    from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+
+    from kvprov.engines.vllm.connectors import TABLE, Treatment
+
+    found = []
+    for name in sorted({*KVConnectorFactory._registry, *TABLE}):
+        entry = TABLE.get(name)
+        bound = entry is not None and entry.treatment is not Treatment.REFUSED
+        found.append(
+            {
+                "name": name,
+                "bound": bound,
+                "treatment": entry.treatment if entry is not None else Treatment.REFUSED,
+                "reason": entry.reason if entry is not None else "kvprov does not know how its keys are made",
+                "strength": entry.strength if entry is not None else "",
+            }
+        )
+    return found
+
+
+def inspect() -> dict[str, Any]:
+    """Return the version of vLLM, each seam with what is wrong with it, and each connector with its treatment."""
+    import vllm
+
+    return {"version": vllm.__version__, "seams": _seams(), "connectors": _connectors()}
+
+
+def main() -> None:
+    """Print the result, and nothing else: what vLLM prints on stdout meanwhile goes to stderr."""
+    stdout = os.dup(1)
+    os.dup2(2, 1)
+    result = inspect()
+    with os.fdopen(stdout, "w", encoding="utf-8") as out:
+        json.dump(result, out)
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
