@@ -1,12 +1,12 @@
 """Every error that kvprov raises on purpose: one base, each with advice on what to do next.
 
-    KvprovError
-    ├── ContractError          a name, identity or descriptor that the contract does not allow
-    ├── UnreadableContentError a checkpoint or adapter that is broken, hostile or cannot be opened
-    ├── UnidentifiableError    content whose format kvprov does not read: its identity is unknown
-    ├── ChangedContentError    content that changed while it was being identified or loaded
-    ├── SettingsError          a KVPROV_* setting that cannot be used
-    └── BindingError           an engine in which binding is not, or cannot be, in effect
+KvprovError
+├── ContractError          a name, identity or descriptor that the contract does not allow
+├── UnreadableContentError a checkpoint or adapter that is broken, hostile or cannot be opened
+├── UnidentifiableError    content whose format kvprov does not read: its identity is unknown
+├── ChangedContentError    content that changed while it was being identified or loaded
+├── SettingsError          a KVPROV_* setting that cannot be used
+└── BindingError           an engine in which binding is not, or cannot be, in effect
 """
 
 from __future__ import annotations

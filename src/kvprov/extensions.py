@@ -47,7 +47,9 @@ def load_extensions() -> tuple[Extension, ...]:
         try:
             extension = point.load()
         except (ImportError, AttributeError) as error:
-            raise SettingsError(f"The dimension {point.name!r} ({point.value}) cannot be loaded: {error}.", advice) from error
+            raise SettingsError(
+                f"The dimension {point.name!r} ({point.value}) cannot be loaded: {error}.", advice
+            ) from error
         if not isinstance(extension, Extension):
             raise SettingsError(f"The entry point {point.name!r} ({point.value}) is not a kvprov Extension.", advice)
         name = extension.dimension.name

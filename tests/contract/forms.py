@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.contract.reference import Half, Json
-
 from kvprov.contract import Descriptor, Known, Registry, Unknown, Value
+from tests.contract.reference import Half, Json
 
 
 def _state(value: Value) -> Json:

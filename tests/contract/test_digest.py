@@ -8,9 +8,6 @@ from threading import Barrier
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contract import reference
-from tests.contract.forms import as_document
-from tests.strategies import cases, descriptors, registries
 
 from kvprov.contract import (
     ABSENT,
@@ -29,6 +26,9 @@ from kvprov.contract import (
     encode,
     worker_digest,
 )
+from tests.contract import reference
+from tests.contract.forms import as_document
+from tests.strategies import cases, descriptors, registries
 
 # By name: `kvprov.contract.digest`, the attribute, is the function.
 digest_module = importlib.import_module("kvprov.contract.digest")

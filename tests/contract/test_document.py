@@ -6,9 +6,6 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contract import reference
-from tests.contract.forms import as_document, as_halves
-from tests.strategies import cases
 
 from kvprov.contract import (
     ABSENT,
@@ -23,6 +20,9 @@ from kvprov.contract import (
     encode,
 )
 from kvprov.contract.document import DocumentError, evaluate, parse_document
+from tests.contract import reference
+from tests.contract.forms import as_document, as_halves
+from tests.strategies import cases
 
 SMALL = (
     '{"registry": {"worker": ["w"], "request": ["a"]}, '

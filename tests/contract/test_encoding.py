@@ -6,9 +6,6 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.contract import reference
-from tests.contract.forms import as_document, as_halves
-from tests.strategies import cases, descriptors, dimension_lists, unknowns
 
 from kvprov.contract import (
     ABSENT,
@@ -24,6 +21,9 @@ from kvprov.contract import (
     Value,
     encode,
 )
+from tests.contract import reference
+from tests.contract.forms import as_document, as_halves
+from tests.strategies import cases, descriptors, dimension_lists, unknowns
 
 
 def dimension(name: str, half: Half) -> Dimension:

@@ -5,9 +5,9 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contract import reference
 
 from kvprov.contract import DigestBits, Known, chain_entry, content_identifier, key_text, nonce
+from tests.contract import reference
 
 DIGESTS = st.binary(min_size=32, max_size=32)
 

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tests.strategies import dimension_lists, dimensions, registries
 
 from kvprov.contract import ContractError, Dimension, ErrorCode, Half, Kind, Registry
 from kvprov.contract.dimensions import BUILT_IN, NOT_BOUND
+from tests.strategies import dimension_lists, dimensions, registries
 
 
 @given(dimension_lists())

@@ -8,8 +8,6 @@ import pickle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.contract import reference
-from tests.strategies import identities, names
 
 from kvprov.contract import (
     ABSENT,
@@ -25,6 +23,8 @@ from kvprov.contract import (
     Value,
 )
 from kvprov.contract.document import DocumentError
+from tests.contract import reference
+from tests.strategies import identities, names
 
 # Text that is nearly a name or an identity: what is generated at random alone is almost never one.
 NEARLY = st.text("aZ09_.-: \n\u00e9", max_size=6) | st.text(max_size=6)

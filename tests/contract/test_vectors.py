@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from scripts import make_vectors
-from tests.contract import reference
 
 from kvprov.contract import ContractError, Digester, ErrorCode
 from kvprov.contract.dimensions import BUILT_IN
 from kvprov.contract.document import evaluate, parse_document
+from scripts import make_vectors
+from tests.contract import reference
 
 VECTORS = Path(__file__).parents[2] / "spec" / "vectors"
 RESULTS = ["enc_hex", "digest_hex", "worker_digest_hex", "text", "text_128"]

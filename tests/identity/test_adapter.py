@@ -12,6 +12,10 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+
+import kvprov.identity.adapter as module
+from kvprov.errors import ChangedContentError, KvprovError, UnidentifiableError, UnreadableContentError
+from kvprov.identity import identify_adapter, pin_adapter, sources_unchanged, unpin_adapter
 from tests.identity import reference
 from tests.identity.conftest import wait_until_settled
 from tests.identity.support import (
@@ -26,10 +30,6 @@ from tests.identity.support import (
     with_header,
     write_adapter,
 )
-
-import kvprov.identity.adapter as module
-from kvprov.errors import ChangedContentError, KvprovError, UnidentifiableError, UnreadableContentError
-from kvprov.identity import identify_adapter, pin_adapter, sources_unchanged, unpin_adapter
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 

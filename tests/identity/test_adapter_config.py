@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.identity import reference
-from tests.identity.support import LORA_CONFIG
 
 from kvprov.errors import KvprovError
 from kvprov.identity import IGNORED_FIELDS, adapter_identity, canonical_json, effective_config
 from kvprov.identity.adapter_config import DEFAULTS, INIT_FIELDS, PATTERNS, PLAIN_INITS
+from tests.identity import reference
+from tests.identity.support import LORA_CONFIG
 
 DIGEST = bytes(range(32))
 

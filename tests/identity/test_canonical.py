@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.identity import reference
 
 from kvprov.errors import KvprovError
 from kvprov.identity import canonical_json, config_identity
+from tests.identity import reference
 
 
 class Colour(enum.StrEnum):

@@ -6,8 +6,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.identity import reference
-from tests.identity.support import WEIGHTS, Tensors, flipped, open_descriptors, packed, write_checkpoint
 
 from kvprov.errors import KvprovError, UnidentifiableError, UnreadableContentError
 from kvprov.identity import (
@@ -19,6 +17,8 @@ from kvprov.identity import (
     select_files,
 )
 from kvprov.identity.checkpoint import INDEX, MISTRAL_INDEX
+from tests.identity import reference
+from tests.identity.support import WEIGHTS, Tensors, flipped, open_descriptors, packed, write_checkpoint
 
 
 def expected(tensors: Tensors) -> str:

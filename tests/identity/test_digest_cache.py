@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.identity.conftest import SETTLE_NS, wait_until_settled
-from tests.identity.support import WEIGHTS, flipped, packed, replace_file, write_checkpoint
 
 import kvprov.identity.checkpoint as checkpoint_module
 import kvprov.identity.digest_cache as module
@@ -24,6 +22,8 @@ from kvprov.identity import (
     open_file,
 )
 from kvprov.identity.mounts import Mount
+from tests.identity.conftest import SETTLE_NS, wait_until_settled
+from tests.identity.support import WEIGHTS, flipped, packed, replace_file, write_checkpoint
 
 SHARD = "model.safetensors"
 

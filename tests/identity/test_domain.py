@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.identity import reference
 
 from kvprov.errors import SettingsError
 from kvprov.identity import FleetSecret, client_namespace, load_secret, sharing_domain
+from tests.identity import reference
 
 KEY = b"0123456789abcdef"
 SECRET = FleetSecret(KEY, "2026-1")

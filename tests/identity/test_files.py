@@ -7,11 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.identity.support import open_descriptors
 
 import kvprov.identity.files as files
 from kvprov.errors import ChangedContentError, UnreadableContentError
 from kvprov.identity import OpenFile, Stamp, open_file
+from tests.identity.support import open_descriptors
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.identity.support import write_checkpoint
 
 from kvprov.errors import UnreadableContentError
 from kvprov.identity import SilentProgress, identify_checkpoint, rich_progress
+from tests.identity.support import write_checkpoint
 
 
 class Terminal(io.StringIO):

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.identity.support import WEIGHTS, packed, with_header
 
 from kvprov.errors import UnreadableContentError
 from kvprov.identity import open_file, read_header
 from kvprov.identity.safetensors import DTYPE_BITS, TensorSpan
+from tests.identity.support import WEIGHTS, packed, with_header
 
 
 def header_of(path: Path, data: bytes) -> tuple[TensorSpan, ...]:

@@ -10,14 +10,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.identity import reference
-from tests.identity.conftest import wait_until_settled
-from tests.identity.support import WEIGHTS, Tensors, flipped, overwrite, packed, replace_file, write_checkpoint
 
 from kvprov.errors import ChangedContentError
 from kvprov.identity import OpenCheckpoint, open_checkpoint, open_file
 from kvprov.identity.mounts import on_trusted_file_system
 from kvprov.identity.safetensors import read_header
+from tests.identity import reference
+from tests.identity.conftest import wait_until_settled
+from tests.identity.support import WEIGHTS, Tensors, flipped, overwrite, packed, replace_file, write_checkpoint
 
 OTHER = flipped(WEIGHTS, "model.layer.0.weight", 7)
 A, B = packed(WEIGHTS), packed(OTHER)

@@ -10,12 +10,12 @@ import pytest
 from blake3 import blake3
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.identity import reference
-from tests.identity.support import WEIGHTS, Tensors, flipped, overwrite, packed
 
 import kvprov.identity.tensors as module
 from kvprov.errors import ChangedContentError, KvprovError
 from kvprov.identity import Tensor, hash_file, open_file, tensors_digest, tensors_identity
+from tests.identity import reference
+from tests.identity.support import WEIGHTS, Tensors, flipped, overwrite, packed
 
 
 def hashed(path: Path, tensors: Tensors, *, mapped: bool = True) -> tuple[Tensor, ...]:

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.identity import reference
 
 from kvprov.contract import Known
+from tests.identity import reference
 
 ROOT = Path(__file__).resolve().parents[2]
 VECTORS = json.loads((ROOT / "spec/vectors/identities.json").read_text())

@@ -78,9 +78,7 @@ class Engine:
 
     def external_hits(self) -> int:
         """Return how many tokens the engine says that it loaded from the store."""
-        return int(
-            sum(m.value for m in self.llm.get_metrics() if m.name == "vllm:external_prefix_cache_hits")
-        )
+        return int(sum(m.value for m in self.llm.get_metrics() if m.name == "vllm:external_prefix_cache_hits"))
 
     @property
     def core(self) -> Any:

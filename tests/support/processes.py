@@ -68,7 +68,7 @@ def _child(connection: Connection, launch: Launch, steps: Sequence[Step], log: s
     try:
         engine = launch.start()
         connection.send(("results", [step(engine) for step in steps]))
-    except BaseException as error:
+    except BaseException as error:  # noqa: BLE001 - it is the test's business, over the pipe
         traceback.print_exc()
         connection.send(("error", f"{type(error).__name__}: {error}"))
         code = 1

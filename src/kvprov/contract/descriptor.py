@@ -20,11 +20,7 @@ def check_identity(identity: str) -> str:
         ContractError: `bad_identity`, when the scheme does not match `[a-z][a-z0-9.-]*`, the payload is
             empty or holds anything but printable ASCII without spaces, or the whole exceeds 1024 bytes.
     """
-    if (
-        not isinstance(identity, str)
-        or len(identity) > MAX_IDENTITY_BYTES
-        or _IDENTITY.fullmatch(identity) is None
-    ):
+    if not isinstance(identity, str) or len(identity) > MAX_IDENTITY_BYTES or _IDENTITY.fullmatch(identity) is None:
         shown = repr(identity) if len(repr(identity)) <= 80 else repr(identity)[:77] + "..."
         raise ContractError(
             ErrorCode.BAD_IDENTITY,

@@ -298,7 +298,9 @@ class EngineBinding:
 
     def summary(self, connector: str) -> str:
         """Return the start-up line: mode, connector, dimensions, worker digest."""
-        withheld = f" UNSAFE: withheld={','.join(self.settings.unsafe_withhold)}" if self.settings.unsafe_withhold else ""
+        withheld = (
+            f" UNSAFE: withheld={','.join(self.settings.unsafe_withhold)}" if self.settings.unsafe_withhold else ""
+        )
         dimensions = ",".join([*self.registry.worker, *self.registry.request])
         unknown = f" unknown=({self.worker_reason})" if self.worker_reason else ""
         return (

@@ -142,4 +142,3 @@ def weights_value(reports: list[Any], label: Known | None) -> Value:
         return label
     reasons = sorted({report.reason for report in reports if report.reason})
     return Unknown("weights: " + ("; ".join(reasons) or "the workers loaded different weights"))
-

@@ -48,9 +48,7 @@ class PinnedAdapter:
 
     def still_at_path(self, lora_request: Any) -> bool:
         """Whether the path of `lora_request` still holds what was copied from it, as far as a stat can tell."""
-        return (
-            self.pinned is not None and lora_request.lora_path == self.path and sources_unchanged(self.pinned)
-        )
+        return self.pinned is not None and lora_request.lora_path == self.path and sources_unchanged(self.pinned)
 
 
 def _remove_abandoned(parent: Path) -> None:
