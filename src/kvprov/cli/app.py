@@ -31,7 +31,7 @@ EPILOG: Final = """\b
 Exit codes:
   0    fine
   1    something is unsafe, or a claim does not hold
-  2    usage or input error: bad arguments, unreadable content, a broken contract
+  2    usage or input error: bad arguments, unreadable content, contract error
   3    an engine is not available, or failed
   130  interrupted
   141  whoever read the output went away

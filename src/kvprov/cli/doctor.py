@@ -23,7 +23,7 @@ _STYLES: Final = {Level.UNSAFE: "bold red", Level.FAILED: "bold red", Level.WARN
 @json_option
 @click.pass_context
 def doctor(ctx: click.Context, no_engine: bool, as_json: bool) -> None:
-    """Say whether engines that are started in this environment would be protected.
+    """Say whether engines started here would be protected.
 
     Looks at settings, the fleet secret, dimensions, the digest cache, installed engines and plugins, and asks an
     installed vLLM whether kvprov can bind it. Secrets are never shown. Exits with 1 when something is unsafe, and
@@ -123,6 +123,9 @@ def _table(console: Console, title: str, rows: list[tuple[str, ...]]) -> None:
     console.print()
     console.print(title, style="bold")
     table = Table.grid(padding=(0, 2))
+    for _ in range(1 + max(map(len, rows), default=0)):
+        # Folded rather than cut off: the end of a path matters most.
+        table.add_column(overflow="fold")
     for row in rows:
         table.add_row(" ", *(one_line(cell) for cell in row))
     if rows:

@@ -144,14 +144,11 @@ class EngineBinding:
 
     def _worker_values(self, vllm_config: Any, kv_cache_config: Any) -> dict[str, Value]:
         declared = label(self.settings.weights_label) if self.settings.weights_label else None
-        packings = {report.packing for report in self._reports}
         values: dict[str, Value] = {
             WEIGHTS.name: facts.weights_value(self._reports, declared),
             PRECISION.name: facts.precision_value(vllm_config),
             MODEL_CONFIG.name: facts.model_config_value(vllm_config),
-            KV_REPRESENTATION.name: facts.kv_representation_value(
-                vllm_config, kv_cache_config, "|".join(sorted(packings))
-            ),
+            KV_REPRESENTATION.name: facts.kv_representation_value(vllm_config, kv_cache_config, self._reports),
         }
         speculative = vllm_config.speculative_config
         if speculative is not None and getattr(speculative, "draft_model_config", None) is not None:

@@ -137,11 +137,11 @@ class BoundExampleConnector(ExampleConnector):  # type: ignore[misc]
             asked.append(native(*args, **kwargs))
             return asked[-1]
 
-        vars(self)["_generate_foldername_debug"] = recording
+        self.__dict__["_generate_foldername_debug"] = recording
         try:
             self.get_num_new_matched_tokens(request, 0)
         finally:
-            del vars(self)["_generate_foldername_debug"]
+            del self.__dict__["_generate_foldername_debug"]
         return "|".join(asked)
 
     def kvprov_metadata(self, scheduler_output: Any, requests: list[Any]) -> Any:

@@ -87,14 +87,18 @@ def model_config_value(vllm_config: Any) -> Value:
         return Unknown(f"model_config: {error.message}")
 
 
-def kv_representation_value(vllm_config: Any, kv_cache_config: Any, packing: str) -> Value:
+def kv_representation_value(vllm_config: Any, kv_cache_config: Any, reports: list[Any]) -> Value:
     """Return the value of the kv_representation dimension.
 
     Args:
         vllm_config: The engine's configuration, with the layout resolved.
         kv_cache_config: The scheduler's KV cache configuration.
-        packing: The form of one layer's block as the workers allocated it.
+        reports: One report of each worker.
     """
+    packings = {report.packing for report in reports}
+    packing = packings.pop() if len(packings) == 1 else None
+    if packing is None:
+        return Unknown("kv_representation: the workers' caches have a form that is not known")
     cache = vllm_config.cache_config
     if getattr(cache, "calculate_kv_scales", False):
         return Unknown("kv_representation: the KV scales are computed at run time, by each process for itself")

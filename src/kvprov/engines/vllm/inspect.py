@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import sys
-from typing import Any
+from typing import Any, Final
+
+_NOT_BOUND: Final = "kvprov does not bind its keys: entries would be shared without regard to provenance"
 
 
 def _seams() -> list[dict[str, str]]:
@@ -42,7 +44,7 @@ def _connectors() -> list[dict[str, Any]]:
                 "name": name,
                 "bound": bound,
                 "treatment": entry.treatment if entry is not None else Treatment.REFUSED,
-                "reason": entry.reason if entry is not None else "kvprov does not know how its keys are made",
+                "reason": entry.reason if entry is not None else _NOT_BOUND,
                 "strength": entry.strength if entry is not None else "",
             }
         )

@@ -6,6 +6,8 @@ the engine. So this module imports next to nothing, and everything that can fail
 
 from __future__ import annotations
 
+import sys
+
 
 def register() -> None:
     """Put binding into effect in this process. Called by vLLM in every process, sometimes more than once.
@@ -15,8 +17,16 @@ def register() -> None:
     """
     from kvprov.settings import Mode, load_settings
 
-    if load_settings().mode is Mode.OFF:
-        return
-    from kvprov.engines.vllm import seams
+    try:
+        if load_settings().mode is Mode.OFF:
+            return
+        from kvprov.engines.vllm import seams
 
-    seams.install()
+        seams.install()
+    except BaseException:
+        # vLLM notes that it has loaded its plugins before it does. Whoever tries again in this process, as in a
+        # notebook, would get an engine without kvprov.
+        plugins = sys.modules.get("vllm.plugins")
+        if plugins is not None:
+            plugins.plugins_loaded = False  # type: ignore[attr-defined]
+        raise

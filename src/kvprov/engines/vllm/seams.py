@@ -93,7 +93,12 @@ def _seams() -> tuple[Seam, ...]:
 
 
 def _locate(seam: Seam) -> tuple[Any, str, Any]:
-    """Return the owner, the attribute's name and the attribute itself, as it stands in the owner's namespace."""
+    """Return the owner, the attribute's name and the attribute itself, as it stands in the owner's namespace.
+
+    Raises:
+        BindingError: The owner has no such function of its own (an inherited one is another), or one with other
+            parameters.
+    """
     try:
         owner: Any = importlib.import_module(seam.module)
     except ImportError as error:
@@ -101,26 +106,26 @@ def _locate(seam: Seam) -> tuple[Any, str, Any]:
     *classes, name = seam.name.split(".")
     for part in classes:
         owner = getattr(owner, part, None)
-    attribute = None if owner is None else inspect.getattr_static(owner, name, None)
+    attribute = None if owner is None else vars(owner).get(name)
     if attribute is None:
         raise _refuse(f"{seam.module}.{seam.name}")
+    parameters = tuple(inspect.signature(_function(attribute)).parameters)
+    if parameters[: len(seam.parameters)] != seam.parameters:
+        raise _refuse(f"{seam.module}.{seam.name} with parameters {seam.parameters}")
     return owner, name, attribute
+
+
+def _function(attribute: Any) -> Any:
+    return attribute.__func__ if isinstance(attribute, classmethod) else attribute
 
 
 def _install(seam: Seam) -> None:
     owner, name, attribute = _locate(seam)
-    is_classmethod = isinstance(attribute, classmethod)
-    function = attribute.__func__ if is_classmethod else attribute
+    is_classmethod, function = isinstance(attribute, classmethod), _function(attribute)
     if hasattr(function, _MARK):
         return
-    parameters = tuple(inspect.signature(function).parameters)
-    if parameters[: len(seam.parameters)] != seam.parameters:
-        raise _refuse(f"{seam.module}.{seam.name} with parameters {seam.parameters}")
-    if is_classmethod:
-        # The original is called through the class, so that it sees the class as vLLM would pass it.
-        replacement = seam.wrap(functools.partial(function, owner))
-    else:
-        replacement = seam.wrap(function)
+    # The original of a classmethod is called through the class, so that it sees the class as vLLM would pass it.
+    replacement = seam.wrap(functools.partial(function, owner) if is_classmethod else function)
     functools.update_wrapper(replacement, function)
     setattr(replacement, _MARK, function)
     setattr(owner, name, classmethod(replacement) if is_classmethod else replacement)

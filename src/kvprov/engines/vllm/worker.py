@@ -20,44 +20,31 @@ class WorkerReport:
         bound: Whether the seams are in effect in that process.
         weights: Identity of the weights that it loaded, or None.
         reason: Why there is none.
-        packing: How it laid out the KV state of a layer.
+        packing: How it laid out the KV state of a layer, or None where that is not known.
     """
 
     pid: int
     bound: bool
     weights: str | None
     reason: str
-    packing: str
+    packing: str | None
 
 
-def _packing(worker: Any) -> str:
-    """Describe the order of axes of each form of layer cache, without what belongs to one process.
+def _packing(worker: Any) -> str | None:
+    """Describe the entry of one token in each form of layer cache, or return None where the form is not known.
 
-    The number of blocks is this process's own, the tokens of a block are the page size and the heads depend on the
-    parallel shape: those are path facts, so they appear by name.
+    vLLM views a layer's cache as blocks x heads x tokens x content, whatever the order in memory, which is its layout
+    and bound by name. Blocks are this process's own, tokens the page size and heads a matter of the parallel shape:
+    what is left is the content of one token and head, keys and values as the attention backend lays them out.
     """
-    config = worker.vllm_config
-    block = config.cache_config.block_size
-    heads = config.model_config.get_num_kv_heads(config.parallel_config)
     forms = set()
-    for layer in config.compilation_config.static_forward_context.values():
+    for layer in worker.vllm_config.compilation_config.static_forward_context.values():
         cache = getattr(layer, "kv_cache", None)
-        if cache is None or not hasattr(cache, "stride"):
+        if cache is None:
             continue
-        order = sorted(range(cache.dim()), key=lambda axis: (-cache.stride(axis), axis))
-        blocks_axis = max(range(cache.dim()), key=lambda axis: cache.shape[axis])
-        names = []
-        for axis in order:
-            size = cache.shape[axis]
-            if axis == blocks_axis:
-                names.append("blocks")
-            elif size == block:
-                names.append("tokens")
-            elif size == heads:
-                names.append("heads")
-            else:
-                names.append(str(size))
-        forms.add("x".join(names))
+        if not hasattr(cache, "dim") or cache.dim() != 4:
+            return None
+        forms.add(f"{type(layer).__name__}:{cache.shape[3]}")
     return "+".join(sorted(forms))
 
 

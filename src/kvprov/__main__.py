@@ -1,0 +1,5 @@
+"""`python -m kvprov`."""
+
+from kvprov.cli import main
+
+main()
