@@ -43,6 +43,19 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(check_name(name.strip()) for name in text.split(",") if name.strip())
 
 
+class _Hidden(str):
+    """A text that does not show in representations, and so not in logs."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "'...'"
+
+
+def _hidden(text: str | None) -> str | None:
+    return None if text is None else _Hidden(text)
+
+
 def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
@@ -67,7 +80,7 @@ class Settings:
 
     mode: Mode = environ.var(default=Mode.ENFORCE, converter=Mode)
     digest_bits: DigestBits = environ.var(default="256", converter=_bits)
-    secret: str | None = environ.var(default=None)
+    secret: str | None = environ.var(default=None, converter=_hidden)
     secret_file: Path | None = environ.var(default=None, converter=_path)
     secret_key_id: str | None = environ.var(default=None)
     require_secret: bool = environ.var(default=False, converter=_flag)

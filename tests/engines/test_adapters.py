@@ -74,7 +74,10 @@ def isolated(processes: Processes, models: Models, prompts: list[list[int]]) -> 
     """The right answer of each adapter: computed alone, without tier and without kvprov."""
     run = processes.run(
         Launch(models.base, None, "off"),
-        *(partial(generate, prompts=prompts, adapter=models.adapter(p, i)) for i, p in enumerate(("standard", "inverted"), 1)),
+        *(
+            partial(generate, prompts=prompts, adapter=models.adapter(p, i))
+            for i, p in enumerate(("standard", "inverted"), 1)
+        ),
     )
     standard, inverted = (tokens(answers) for answers in run.results)
     assert standard != inverted
@@ -98,10 +101,18 @@ def test_one_instance_keeps_adapters_and_salts_apart_by_itself(
 
 
 def test_the_same_bytes_share_under_another_folder_name_and_number(
-    processes: Processes, models: Models, prompts: list[list[int]], full: int, store: Path, tmp_path: Path, isolated: dict
+    processes: Processes,
+    models: Models,
+    prompts: list[list[int]],
+    full: int,
+    store: Path,
+    tmp_path: Path,
+    isolated: dict,
 ) -> None:
     renamed = models.adapter("inverted", 7, "renamed", tmp_path / "elsewhere")
-    seeded = processes.run(Launch(models.base, store), partial(generate, prompts=prompts, adapter=models.adapter("inverted")))
+    seeded = processes.run(
+        Launch(models.base, store), partial(generate, prompts=prompts, adapter=models.adapter("inverted"))
+    )
     assert loaded(seeded.results[0]) == 0
     other = processes.run(
         Launch(models.base, store),
@@ -118,7 +129,12 @@ def test_the_engines_own_prefix_cache_goes_by_content_too(
     renamed = models.adapter("inverted", 7, "renamed", tmp_path / "elsewhere")
     steps = [
         partial(generate, prompts=prompts, one_by_one=True, adapter=adapter)
-        for adapter in (models.adapter("inverted", 1), models.adapter("inverted", 1), renamed, models.adapter("standard", 2))
+        for adapter in (
+            models.adapter("inverted", 1),
+            models.adapter("inverted", 1),
+            renamed,
+            models.adapter("standard", 2),
+        )
     ]
     cache = {"enable_prefix_caching": True, "max_loras": 2}
     bound = processes.run(Launch(models.base, None, args=cache), *steps)
@@ -168,7 +184,13 @@ def test_new_bytes_loaded_in_place_miss_and_old_bytes_hit_again(
 
 
 def test_stock_serves_stale_state_after_loading_in_place(
-    processes: Processes, models: Models, prompts: list[list[int]], full: int, store: Path, tmp_path: Path, isolated: dict
+    processes: Processes,
+    models: Models,
+    prompts: list[list[int]],
+    full: int,
+    store: Path,
+    tmp_path: Path,
+    isolated: dict,
 ) -> None:
     """What the test above is about: without kvprov, the new adapter reads the old one's state."""
     folder = tmp_path / "tenant"
@@ -187,15 +209,19 @@ def test_stock_serves_stale_state_after_loading_in_place(
 
 
 def test_a_request_may_ask_to_load_in_place(
-    processes: Processes, models: Models, prompts: list[list[int]], full: int, store: Path, tmp_path: Path, isolated: dict
+    processes: Processes,
+    models: Models,
+    prompts: list[list[int]],
+    full: int,
+    store: Path,
+    tmp_path: Path,
+    isolated: dict,
 ) -> None:
     folder = tmp_path / "tenant"
     put("standard", folder)
     inplace = Adapter("tenant", 1, str(folder), inplace=True)
     ask = partial(generate, prompts=prompts, adapter=inplace)
-    run = processes.run(
-        Launch(models.base, store), ask, ask, partial(do, policy="inverted", folder=folder), ask, ask
-    )
+    run = processes.run(Launch(models.base, store), ask, ask, partial(do, policy="inverted", folder=folder), ask, ask)
     first, again, _, exchanged, exchanged_again = run.results
     assert [loaded(a) for a in (first, again, exchanged, exchanged_again)] == [0, full, 0, full]
     assert tokens(again) == isolated["standard"]
@@ -243,7 +269,13 @@ def test_an_adapter_evicted_and_swapped_on_disk(
 
 
 def test_an_adapter_swapped_on_disk_while_loaded_keeps_its_bytes_and_identity(
-    processes: Processes, models: Models, prompts: list[list[int]], full: int, store: Path, tmp_path: Path, isolated: dict
+    processes: Processes,
+    models: Models,
+    prompts: list[list[int]],
+    full: int,
+    store: Path,
+    tmp_path: Path,
+    isolated: dict,
 ) -> None:
     """vLLM does not look at the files of an adapter that is loaded, and neither may its identity."""
     folder = tmp_path / "tenant"

@@ -29,9 +29,7 @@ def tokens(answers: list[Answer]) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("one_by_one", [True, False], ids=["one by one", "all at once"])
-def test_lengths_around_the_block_size(
-    processes: Processes, models: Models, tmp_path: Path, one_by_one: bool
-) -> None:
+def test_lengths_around_the_block_size(processes: Processes, models: Models, tmp_path: Path, one_by_one: bool) -> None:
     """Bound, each length loads exactly what it loads unbound, and answers as it does alone."""
     prompts = [models.random_prompt(length, seed=length) for length in LENGTHS]
     ask = partial(generate, prompts=prompts, tokens=8, one_by_one=one_by_one)

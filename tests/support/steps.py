@@ -46,5 +46,7 @@ def tokens(answers: Iterable[Answer]) -> list[tuple[int, ...]]:
 def same(ours: list[Answer], theirs: list[Answer]) -> bool:
     """Whether tokens and log probabilities are equal, the latter to within rounding."""
     return tokens(ours) == tokens(theirs) and all(
-        abs(x - y) < 1e-4 for a, b in zip(ours, theirs, strict=True) for x, y in zip(a.logprobs, b.logprobs, strict=True)
+        abs(x - y) < 1e-4
+        for a, b in zip(ours, theirs, strict=True)
+        for x, y in zip(a.logprobs, b.logprobs, strict=True)
     )

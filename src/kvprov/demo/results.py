@@ -136,13 +136,13 @@ class Results:
         return (
             Claim(
                 "foreign_read",
-                f"Without kvprov, B is served A's state for at least {100 * LEAST_FOREIGN_SHARE:.0f} % of its prompt tokens",
+                f"Without kvprov, B is served A's state for {100 * LEAST_FOREIGN_SHARE:.0f} % of its prompt tokens or more",
                 f"{cross.tokens_foreign:,} of {cross.prompt_tokens:,} tokens, {percent(share)}",
                 share >= LEAST_FOREIGN_SHARE,
             ),
             Claim(
                 "foreign_harm",
-                f"Without kvprov, that costs B at least {LEAST_POINTS_LOST} points of accuracy",
+                f"Without kvprov, that costs B {LEAST_POINTS_LOST} points of accuracy or more",
                 f"{percent(before)} alone, {percent(after)} with A's state",
                 100 * (correct_before - correct_after) >= LEAST_POINTS_LOST * len(self.wanted),
             ),

@@ -64,6 +64,19 @@ def check_shape(parallel_config: Any) -> None:
         )
 
 
+def check_block_hash(algorithm: str) -> None:
+    """Check that block hashes may stand in keys of a shared tier.
+
+    Raises:
+        BindingError: The hash is not collision resistant: a tenant could make two provenances meet.
+    """
+    if not algorithm.startswith("sha256"):
+        raise BindingError(
+            f"--prefix-caching-hash-algo {algorithm} is not collision resistant, so keys of a shared tier would not be.",
+            "Use sha256 (vLLM's default) or sha256_cbor.",
+        )
+
+
 def check(kv_transfer_config: Any) -> Entry:
     """Return the table's entry for the connector that `kv_transfer_config` names.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvprov.engines.vllm import seams, selfcheck
+from kvprov.engines.vllm import connectors, seams, selfcheck
 from kvprov.engines.vllm.binding import EngineBinding
 from kvprov.engines.vllm.log import logger
 
@@ -42,6 +42,8 @@ def wrap_initialize_kv_caches(original: Callable[..., Any]) -> Callable[..., Any
         binding.engine = self
         seams.set_starting_engine(binding)
         transfer = vllm_config.kv_transfer_config
+        if transfer is not None:
+            connectors.check_block_hash(vllm_config.cache_config.prefix_caching_hash_algo)
         logger.info("%s", binding.summary(transfer.kv_connector if transfer is not None else "none"))
         return kv_cache_config
 

@@ -11,7 +11,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
+import time
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,9 +22,10 @@ from typing import Any
 
 from kvprov.contract.errors import KvprovError
 from kvprov.engines.vllm.log import logger
-from kvprov.identity.adapter import Pinned, pin_adapter, sources_unchanged
+from kvprov.identity.adapter import Pinned, pin_adapter, sources_unchanged, unpin_adapter
 
 _PREFIX = "kvprov-adapters-"
+_YOUNG_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,13 @@ class PinnedAdapter:
 def _remove_abandoned(parent: Path) -> None:
     """Remove folders of processes that ended without doing so: each live one holds a lock on its folder."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+        status = folder.lstat()
+        # A folder is locked right after it is made, so a young one may belong to a process that is just starting.
+        if (
+            not stat.S_ISDIR(status.st_mode)
+            or status.st_uid != os.getuid()
+            or time.time() - status.st_mtime < _YOUNG_SECONDS
+        ):
             continue
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
@@ -72,10 +81,12 @@ class AdapterPins:
 
     Args:
         manager: vLLM's adapter manager of this worker.
+        resolve: Turns an adapter's path, as requests name it, into a folder.
     """
 
-    def __init__(self, manager: Any) -> None:
+    def __init__(self, manager: Any, resolve: Callable[[str], str]) -> None:
         self._manager = weakref.ref(manager)
+        self._resolve = resolve
         self._folder: Path | None = None
         self._by_id: dict[int, PinnedAdapter] = {}
         self.stepping = False
@@ -100,13 +111,10 @@ class AdapterPins:
 
     def copy(self, lora_request: Any) -> PinnedAdapter:
         """Copy and identify what is at the path of `lora_request` now."""
-        from vllm.lora.utils import get_adapter_absolute_path
-
         pinned, reason = None, ""
         extra = {"is_3d_lora_weight": True} if getattr(lora_request, "is_3d_lora_weight", False) else {}
         try:
-            folder = get_adapter_absolute_path(lora_request.lora_path)
-            pinned = pin_adapter(Path(folder), self._private_folder(), extra)
+            pinned = pin_adapter(self._resolve(lora_request.lora_path), self._private_folder(), extra)
         except KvprovError as error:
             reason = error.message
         return PinnedAdapter(lora_request.lora_name, lora_request.lora_path, pinned, reason)
@@ -114,7 +122,7 @@ class AdapterPins:
     def discard(self, adapter: PinnedAdapter | None) -> None:
         """Remove a private copy."""
         if adapter is not None and adapter.pinned is not None:
-            shutil.rmtree(adapter.pinned.folder, ignore_errors=True)
+            unpin_adapter(adapter.pinned)
 
     def keep(self, adapter_id: int, adapter: PinnedAdapter) -> None:
         """Make `adapter` the one that `adapter_id` stands for."""
@@ -172,7 +180,9 @@ def pins_of(manager: Any) -> AdapterPins:
     """Return the pins of a worker's adapter manager."""
     pins = getattr(manager, _ATTRIBUTE, None)
     if not isinstance(pins, AdapterPins):
-        pins = AdapterPins(manager)
+        from vllm.lora.utils import get_adapter_absolute_path
+
+        pins = AdapterPins(manager, get_adapter_absolute_path)
         setattr(manager, _ATTRIBUTE, pins)
     return pins
 
