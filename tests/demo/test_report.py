@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.demo.made_up import LOADABLE, loads, results
 
 from kvprov.demo import report, table, words
 from kvprov.demo.results import Results
+from tests.demo.made_up import LOADABLE, loads, results
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 LOADING_TAGS = {"script", "link", "img", "iframe", "object", "embed", "image", "use", "video", "audio", "base"}

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from tests.demo.made_up import loads, results
 
 import kvprov.demo
 from kvprov.demo import child, runner
 from kvprov.demo.errors import DemoError
+from tests.demo.made_up import loads, results
 
 
 def console() -> Console:
@@ -56,6 +56,14 @@ def test_environment_is_the_demos_own() -> None:
 )
 def test_advice(log: str, code: int | None, expected: str) -> None:
     assert expected in child.advice(log, code)
+
+
+SLEEPER = """
+import os, time
+with open({pid!r}, "w") as file:
+    file.write(str(os.getpid()))
+time.sleep(60)
+"""
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, folder: Path, body: str) -> None:
@@ -99,10 +107,9 @@ def test_child_without_a_reply_is_a_failure(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_child_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "LIMIT_SECONDS", 0.5)
-    stand_in(monkeypatch, tmp_path, f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n" * 1
-             + "time.sleep(60)")  # fmt: skip
-    with pytest.raises(DemoError, match=r"did not end within 0\.5 s"):
+    monkeypatch.setattr(child, "LIMIT_SECONDS", 1.5)
+    stand_in(monkeypatch, tmp_path, SLEEPER.format(pid=str(tmp_path / "pid")))
+    with pytest.raises(DemoError, match=r"did not end within 1\.5 s"):
         child.run_child("x", {}, "off", tmp_path, tmp_path / "x.log")
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
@@ -130,8 +137,7 @@ def test_signals_end_the_engine_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, code: int
 ) -> None:
     python = sys.executable
-    stand_in(monkeypatch, tmp_path, f"import os, time\nopen({str(tmp_path / 'pid')!r}, 'w').write(str(os.getpid()))\n"
-             "time.sleep(60)")  # fmt: skip
+    stand_in(monkeypatch, tmp_path, SLEEPER.format(pid=str(tmp_path / "pid")))
     (tmp_path / "main.py").write_text(INTERRUPTIBLE)
     demo = subprocess.Popen([python, str(tmp_path / "main.py"), str(tmp_path)], stdout=subprocess.DEVNULL)
     pid = tmp_path / "pid"
@@ -181,7 +187,7 @@ def test_run_returns_2_when_the_engine_cannot_run_and_leaves_no_old_results(
 def test_what_is_not_installed_is_said_with_advice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str
 ) -> None:
-    monkeypatch.setattr(runner.importlib.util, "find_spec", lambda _name: None if missing == "engine" else object())
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None if missing == "engine" else object())
     monkeypatch.setattr(runner, "entry_points", lambda **_selection: [])
     out = console()
     assert kvprov.demo.run(tmp_path, out) == 2

@@ -103,7 +103,7 @@ def picture(results: Results) -> Picture:
             Scene(
                 title=outcome.process.title,
                 reader=outcome.process.adapter.worker,
-                detail=f"adapter “{outcome.process.adapter.name}”",
+                detail=f"as “{outcome.process.adapter.name}”",
                 accuracy=percent(results.accuracy(outcome)),
                 lanes=lanes,
                 top=top,

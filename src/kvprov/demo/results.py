@@ -136,8 +136,8 @@ class Results:
         return (
             Claim(
                 "foreign_read",
-                f"Without kvprov, B is served A's state for {100 * LEAST_FOREIGN_SHARE:.0f} % of its prompt tokens or more",
-                f"{cross.tokens_foreign:,} of {cross.prompt_tokens:,} tokens, {percent(share)}",
+                f"Without kvprov, B is served A's state for {100 * LEAST_FOREIGN_SHARE:.0f} % of its tokens or more",
+                f"{cross.tokens_foreign:,} of {cross.prompt_tokens:,} prompt tokens, {percent(share)}",
                 share >= LEAST_FOREIGN_SHARE,
             ),
             Claim(
