@@ -454,34 +454,36 @@ def test_a_refused_engine_is_refused_again(refused: dict[str, tuple[EngineDiedEr
 def test_multiprocessing_is_bound_too(
     processes: Processes, models: Models, prompts: list[list[int]], full: int, store: Path, seeded: tuple[Path, Run]
 ) -> None:
-    standard, inverted = models.adapter("standard"), models.adapter("inverted", 2)
-    own = partial(generate, prompts=prompts, adapter=standard, salt="tenant-1")
-    other_adapter = partial(generate, prompts=prompts, adapter=inverted, salt="tenant-1")
-    other_salt = partial(generate, prompts=prompts, adapter=standard, salt="tenant-2")
-    steps = [other_adapter, other_salt, own]
-    # Each form of engine reads what the other wrote, so both derive the same keys.
-    seed, read, no_connector, no_secret = processes.run_all(
+    own, other_adapter, other_salt, both = (
+        partial(generate, prompts=prompts, adapter=models.adapter(policy, number), salt=salt)
+        for policy, number, salt in (
+            ("standard", 1, "tenant-1"),
+            ("inverted", 2, "tenant-1"),
+            ("standard", 1, "tenant-2"),
+            ("inverted", 2, "tenant-2"),
+        )
+    )
+    shared = copied(seeded[0], "multiprocessing")
+    read, no_connector, no_setting = processes.run_all(
         [
-            (Launch(models.base, store, env=MULTIPROCESSING), [own]),
-            (Launch(models.base, copied(seeded[0], "multiprocessing"), env=MULTIPROCESSING), steps),
+            (Launch(models.base, shared, env=MULTIPROCESSING), [other_adapter, other_salt, own]),
             (Launch(models.base, store, env=MULTIPROCESSING, connector={"kv_connector": "OffloadingConnector"}), []),
-            # What only the engine core's process finds out.
-            (Launch(models.base, store, env={**MULTIPROCESSING, "KVPROV_REQUIRE_SECRET": "1"}), []),
+            (Launch(models.base, store, env=MULTIPROCESSING, before=tamper.misspell_a_setting_later), []),
         ],
     )
+    # Each form of engine reads what the other wrote, so both derive the same keys.
+    read = ran(read)
+    reread = processes.run(Launch(models.base, shared), both, other_adapter, other_salt)
+    assert [loaded(answers) for answers in read.results] == [0, 0, full]
+    assert [loaded(answers) for answers in reread.results] == [0, full, full]
+    assert tokens(read.results[2]) == tokens(seeded[1].results[1]) != tokens(read.results[0])
+    assert [tokens(answers) for answers in reread.results[1:]] == [tokens(answers) for answers in read.results[:2]]
+    assert line(read)["worker"] == line(seeded[1])["worker"]
+    # Errors of either process are in the log.
     assert isinstance(no_connector, EngineDiedError)
     assert "BindingError: kvprov does not bind the connector OffloadingConnector" in no_connector.log
-    assert isinstance(no_secret, EngineDiedError)
-    assert re.search(r"EngineCore.*BindingError: KVPROV_REQUIRE_SECRET is set and there is no", no_secret.log)
-    seed, read = ran(seed), ran(read)
-    reread = processes.run(Launch(models.base, store), *steps)
-    assert loaded(seed.results[0]) == 0
-    assert [loaded(answers) for answers in read.results] == [0, 0, full]
-    assert [loaded(answers) for answers in reread.results] == [0, 0, full]
-    for one, other in zip(read.results, reread.results, strict=True):
-        assert tokens(one) == tokens(other)
-    assert tokens(read.results[0]) != tokens(read.results[2]) == tokens(seed.results[0])
-    assert line(read)["worker"] == line(seed)["worker"] == line(seeded[1])["worker"]
+    assert isinstance(no_setting, EngineDiedError)
+    assert re.search(r"EngineCore.*SettingsError: KVPROV_DIGEST_BIT is not a setting\.", no_setting.log)
 
 
 # Weights that have no identity.

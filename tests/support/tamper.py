@@ -165,6 +165,12 @@ def filter_plugins_later() -> None:
     os.environ["VLLM_PLUGINS"] = ""
 
 
+def misspell_a_setting_later() -> None:
+    """Bind this process, and leave those that it starts with a setting that does not exist."""
+    register()
+    os.environ["KVPROV_DIGEST_BIT"] = "128"
+
+
 def try_each(seams: list[tuple[str, str]], damage: Callable[[str, str], None]) -> list[tuple[str, str, list[str]]]:
     """Damage one function at a time, and return what the plugin says of it and what it leaves behind."""
     from kvprov.engines.vllm.plugin import register as plugin

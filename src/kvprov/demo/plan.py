@@ -68,7 +68,7 @@ PROCESSES: Final = (
     Process("seed_bound", "A fills a store", A, "bound", bound=True, reported=False),
     Process("cross_bound", "B reads where A stored", B, "bound", bound=True),
     Process("own_bound", "B reads where A and B stored", B, "bound", bound=True),
-    Process("renamed_bound", "B's adapter, renamed, reads the same", B_RENAMED, "bound", bound=True),
+    Process("renamed_bound", "B reads again, adapter renamed", B_RENAMED, "bound", bound=True),
 )
 
 REFERENCE, OWN_UNBOUND, CROSS_UNBOUND, CROSS_BOUND, OWN_BOUND, RENAMED_BOUND = (

@@ -1,0 +1,109 @@
+"""The block-hash chain of a live engine: what is in it, and what its events tell."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tests.support.engine import Adapter, Answer, Engine, Launch
+from tests.support.models import Models, loadable
+from tests.support.processes import Processes
+
+pytestmark = pytest.mark.engine
+
+SALT = "a-salt-that-must-not-show"
+
+
+def events_of(engine: Engine, *, prompts: list[list[int]], adapter: Adapter) -> tuple[str, list[bytes], list[Any]]:
+    """Return the text of all events that a salted request with an adapter causes, its hashes and extra keys."""
+    published: list[Any] = []
+    publisher = engine.core.scheduler.kv_event_publisher
+    publisher.publish = published.append
+    hashes: list[bytes] = []
+    admit = engine.core.scheduler.add_request
+
+    def noting(request: Any) -> None:
+        hashes.extend(bytes(block) for block in request.block_hashes)
+        admit(request)
+
+    engine.core.scheduler.add_request = noting
+    engine.generate(prompts, adapter=adapter, salt=SALT, tokens=1)
+    keys = [event.extra_keys for batch in published for event in batch.events if hasattr(event, "extra_keys")]
+    return repr(published), hashes, keys
+
+
+EVENTS = {"enable_prefix_caching": True, "kv_events_config": {"enable_kv_cache_events": True, "publisher": "null"}}
+
+
+@pytest.mark.parametrize("mode", ["off", "enforce"])
+def test_events_carry_a_digest_in_place_of_salt_and_path(processes: Processes, models: Models, mode: str) -> None:
+    adapter = models.adapter("standard")
+    run = processes.run(
+        Launch(models.base, None, mode, args=EVENTS),
+        partial(events_of, prompts=models.prompts(1), adapter=adapter),
+    )
+    text, hashes, keys = run.results[0]
+    assert "BlockStored" in text
+    assert len(hashes) == len(models.prompts(1)[0]) // 32
+    if mode == "off":
+        # The control: stock publishes the salt, so looking for it can succeed.
+        assert SALT in text
+        return
+    assert SALT not in text
+    assert adapter.path not in text
+    first, *later = keys[0]
+    assert len(first) == 1
+    assert len(first[0]) == 43
+    assert later
+    assert not any(later)
+    assert SALT not in run.log
+
+
+def generate(engine: Engine, **request: Any) -> list[Answer]:
+    return engine.generate(**request)
+
+
+@pytest.mark.parametrize("bits", ["128", "256"])
+def test_the_prefix_cache_tells_salts_and_adapters_apart(processes: Processes, models: Models, bits: str) -> None:
+    prompts = models.prompts(2)
+    full = sum(loadable(len(prompt)) for prompt in prompts)
+    ask = partial(generate, prompts=prompts, tokens=1, one_by_one=True)
+    run = processes.run(
+        Launch(models.base, None, env={"KVPROV_DIGEST_BITS": bits}, args={"enable_prefix_caching": True}),
+        partial(ask, adapter=models.adapter("standard", 1), salt="a"),
+        partial(ask, adapter=models.adapter("standard", 1), salt="a"),
+        partial(ask, adapter=models.adapter("inverted", 2), salt="a"),
+        partial(ask, adapter=models.adapter("standard", 1), salt="b"),
+        partial(ask, salt="a"),
+        partial(ask),
+        partial(ask),
+    )
+    assert [sum(answer.loaded for answer in answers) for answers in run.results] == [0, full, 0, 0, 0, 0, full]
+
+
+def reload(engine: Engine, *, path: str) -> None:
+    engine.llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
+
+
+def test_weights_reloaded_at_run_time_are_not_trusted(processes: Processes, models: Models, tmp_path: Any) -> None:
+    """Until they are identified anew: requests bypass the store, and the old local state is not found."""
+    other = models.copy_base(tmp_path / "other")
+    models.perturb(tmp_path / "other")
+    prompts = models.prompts(2)
+    store = tmp_path / "store"
+    store.mkdir()
+    ask = partial(generate, prompts=prompts, tokens=8, one_by_one=True)
+    run = processes.run(
+        Launch(models.base, store, args={"enable_prefix_caching": True}), ask, ask, partial(reload, path=other), ask
+    )
+    isolated = processes.run(Launch(other, None, "off"), ask).results[0]
+    before = set(store.iterdir())
+    first, again, _, after = run.results
+    full = sum(loadable(len(prompt)) for prompt in prompts)
+    assert [sum(answer.loaded for answer in answers) for answers in (first, again, after)] == [0, full, 0]
+    assert after == isolated
+    assert [answer.logprobs for answer in after] != [answer.logprobs for answer in first]
+    assert len(before) == len(prompts)
+    assert "reload_weights was called at run time" in run.log
