@@ -98,7 +98,7 @@ def test_weights_reloaded_at_run_time_are_not_trusted(processes: Processes, mode
     run = processes.run(
         Launch(models.base, store, args={"enable_prefix_caching": True}), ask, ask, partial(reload, path=other), ask
     )
-    isolated = processes.run(Launch(other, None, "off"), ask).results[0]
+    isolated = processes.run(Launch(models.base, None, "off"), partial(reload, path=other), ask).results[1]
     before = set(store.iterdir())
     first, again, _, after = run.results
     full = sum(loadable(len(prompt)) for prompt in prompts)

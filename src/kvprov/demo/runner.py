@@ -46,10 +46,15 @@ def check_installed() -> None:
         raise DemoError("kvprov is not installed here as a plugin of vLLM, so the engine would not load it.", INSTALL)
 
 
-def versions() -> dict[str, str]:
-    """Return what the demo runs with."""
-    found = {"python": platform.python_version(), "machine": platform.machine(), "cores": str(os.cpu_count())}
-    for package in ("kvprov", "vllm", "torch"):
+def versions(engine: str) -> dict[str, str]:
+    """Return what the demo runs with. The engine says its own version: its packages have several names."""
+    found = {
+        "vllm": engine,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cores": str(os.cpu_count()),
+    }
+    for package in ("kvprov", "torch"):
         with contextlib.suppress(PackageNotFoundError):
             found[package] = version(package)
     return found
@@ -69,6 +74,7 @@ class _Runner:
         self._bundle = model.find()
         self._reviews = self._bundle.reviews(READER_POLICY)
         self._stores: dict[str, Store] = {}
+        self.engine = ""
         self.wanted = tuple(review.answer for review in self._reviews)
 
     def _adapter(self, process: Process) -> Path:
@@ -111,6 +117,7 @@ class _Runner:
                 seconds = time.monotonic() - began
                 read = store.tokens_by_writer(watch.opened())
             written = store.note_written(process.adapter.worker)
+        self.engine = reply["vllm"]
         return Outcome(
             process=process,
             answers=tuple(reply["answers"]),
@@ -167,7 +174,7 @@ def measure(output: Path, console: Console) -> Results:
         for process in PROCESSES:
             with progress.step(process):
                 outcomes.append(runner.run(process))
-    return Results(runner.wanted, tuple(outcomes), versions(), time.monotonic() - began)
+    return Results(runner.wanted, tuple(outcomes), versions(runner.engine), time.monotonic() - began)
 
 
 def run_demo(output: Path, console: Console | None) -> int:

@@ -73,8 +73,12 @@ def stamp_of(request: Any) -> Stamp | None:
     return getattr(request, _ATTRIBUTE, None)
 
 
-def _random_nonce() -> Known:
-    return nonce(secrets.token_bytes(NONCE_BYTES))
+def _with_nonces(values: dict[str, Value]) -> dict[str, Value]:
+    """Return `values` with an identity of its own, never used again, in place of each that is not known."""
+    return {
+        name: nonce(secrets.token_bytes(NONCE_BYTES)) if isinstance(value, Unknown) else value
+        for name, value in values.items()
+    }
 
 
 class EngineBinding:
@@ -118,9 +122,11 @@ class EngineBinding:
         self._request_extensions = [e for e in self._registered() if e.dimension.half is Half.REQUEST]
         self.worker_values: dict[str, Value] = self._worker_values(vllm_config, kv_cache_config)
         self.worker_reason = "; ".join(v.reason for v in self.worker_values.values() if isinstance(v, Unknown))
+        self.digester = self._digester()
+
+    def _digester(self) -> Digester:
         # What is not known of a worker is known to itself: its own prefix cache still works, for this process alone.
-        known = {n: _random_nonce() if isinstance(v, Unknown) else v for n, v in self.worker_values.items()}
-        self.digester = Digester(self.registry, known)
+        return Digester(self.registry, _with_nonces(self.worker_values))
 
     def call_workers(self, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> list[Any]:
         """Call `function(worker, *args)` in each worker process and return what each answers."""
@@ -181,7 +187,7 @@ class EngineBinding:
         values = {name: values[name] for name in self.registry.request}
         reasons = [value.reason for value in values.values() if isinstance(value, Unknown)]
         if reasons:
-            values = {n: _random_nonce() if isinstance(v, Unknown) else v for n, v in values.items()}
+            values = _with_nonces(values)
         if self.worker_reason:
             reasons.append(self.worker_reason)
         stamp = make_stamp(
@@ -264,47 +270,55 @@ class EngineBinding:
         request.block_hashes.clear()
         request.update_block_hashes()
 
-    def changed(self, adapter_ids: set[int], unfinished: list[Any]) -> None:
-        """Rebind requests under way whose adapter was exchanged beneath them.
+    def _overtake(self, requests: list[Any], reason: str) -> None:
+        """Rebind requests under way, beneath which something was exchanged that shapes state.
 
-        One that has computed nothing yet will be computed with the new adapter. One that has holds state of both.
+        One that has computed nothing yet will be computed with what is there now. One that has holds state of both,
+        which belongs to nobody.
         """
-        for request in unfinished:
-            if request.lora_request is None or request.lora_request.lora_int_id not in adapter_ids:
-                continue
-            adapter: Value = Unknown("adapter: it was exchanged while the request was running")
-            if request.num_computed_tokens == 0 and self.adapters is not None:
+        for request in requests:
+            adapter: Value = ABSENT
+            if request.num_computed_tokens > 0:
+                adapter = Unknown(reason)
+            elif request.lora_request is not None and self.adapters is not None:
                 adapter = self.adapters.value(request.lora_request.lora_int_id)
             self.rebind(request, adapter)
+
+    def changed(self, adapter_ids: set[int], unfinished: list[Any]) -> None:
+        """Rebind requests under way whose adapter was exchanged beneath them."""
+        touched = [r for r in unfinished if r.lora_request is not None and r.lora_request.lora_int_id in adapter_ids]
+        self._overtake(touched, "adapter: it was exchanged while the request was running")
 
     def resync_adapters(self, unfinished: list[Any]) -> None:
         """Read from the workers which adapters they hold, after somebody told them to load or remove one."""
         if self.adapters is not None:
             self.changed(self.adapters.resync(), unfinished)
 
-    def distrust_weights(self, reason: str) -> None:
+    def distrust_weights(self, reason: str, unfinished: list[Any]) -> None:
         """From now on, every request bypasses the shared tier: the weights may have changed."""
-        if not self.worker_reason:
-            logger.warning("kvprov: %s. From now on, requests bypass the shared tier.", reason)
-        known = {n: _random_nonce() if isinstance(v, Unknown) else v for n, v in self.worker_values.items()}
-        if WEIGHTS.name in known:
-            self.worker_values[WEIGHTS.name] = Unknown(f"weights: {reason}")
-            known[WEIGHTS.name] = _random_nonce()
+        logger.warning("kvprov: %s. From now on, requests bypass the shared tier.", reason)
         self.worker_reason = f"weights: {reason}"
-        self.digester = Digester(self.registry, known)
+        if WEIGHTS.name in self.worker_values:
+            self.worker_values[WEIGHTS.name] = Unknown(self.worker_reason)
+        self.digester = self._digester()
+        self._overtake(unfinished, self.worker_reason)
 
     def summary(self, connector: str) -> str:
         """Return the start-up line: mode, connector, dimensions, worker digest."""
-        withheld = (
-            f" UNSAFE: withheld={','.join(self.settings.unsafe_withhold)}" if self.settings.unsafe_withhold else ""
-        )
-        dimensions = ",".join([*self.registry.worker, *self.registry.request])
-        unknown = f" unknown=({self.worker_reason})" if self.worker_reason else ""
-        return (
-            f"kvprov: mode={self.settings.mode} connector={connector} dimensions={dimensions} "
-            f"worker={key_text(self.digester.worker_digest, self.settings.digest_bits)} "
-            f"bits={int(self.settings.digest_bits)} secret={self.secret.key_id if self.secret else 'none'}{unknown}{withheld}"
-        )
+        settings = self.settings
+        parts = [
+            f"mode={settings.mode}",
+            f"connector={connector}",
+            f"dimensions={','.join([*self.registry.worker, *self.registry.request])}",
+            f"worker={key_text(self.digester.worker_digest, settings.digest_bits)}",
+            f"bits={int(settings.digest_bits)}",
+            f"secret={self.secret.key_id if self.secret else 'none'}",
+        ]
+        if self.worker_reason:
+            parts.append(f"unknown=({self.worker_reason})")
+        if settings.unsafe_withhold:
+            parts.append(f"UNSAFE: withheld={','.join(settings.unsafe_withhold)}")
+        return f"kvprov: {' '.join(parts)}"
 
 
 _bypass_counter: Any = None

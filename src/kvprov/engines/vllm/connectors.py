@@ -72,8 +72,8 @@ def check_block_hash(algorithm: str) -> None:
     """
     if not algorithm.startswith("sha256"):
         raise BindingError(
-            f"--prefix-caching-hash-algo {algorithm} is not collision resistant, so keys of a shared tier would not be.",
-            "Use sha256 (vLLM's default) or sha256_cbor.",
+            f"The block hash {algorithm} is not collision resistant, so keys of a shared tier would not be.",
+            "Use sha256, which is vLLM's default, or sha256_cbor.",
         )
 
 

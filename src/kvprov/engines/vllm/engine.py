@@ -99,7 +99,7 @@ def wrap_collective_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
         binding = _binding_of(self)
         name = method if isinstance(method, str) else getattr(method, "__name__", "")
         if binding is not None and name in CHANGES_WEIGHTS:
-            binding.distrust_weights(f"{name} was called at run time")
+            binding.distrust_weights(f"{name} was called at run time", _unfinished(self))
         try:
             return original(self, method, *args, **kwargs)
         finally:

@@ -47,10 +47,14 @@ class _Recorder:
         """Open `files` and return the paths under which the loader shall read them."""
         try:
             part = open_files(files, prefix=self.prefix)
+            self.parts.append(part)
+            for file in part.files:
+                # Before the load, not only before the hashing: a write in between would not show in the stamp if it
+                # fell in one tick of the clock with the last one, or went through a memory map with dirty pages.
+                file.settle()
         except KvprovError as error:
             self.reason = error.message
             return files
-        self.parts.append(part)
         return part.fd_paths
 
     def finish(self) -> LoadedWeights:
