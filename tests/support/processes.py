@@ -27,6 +27,8 @@ ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TORCHDYNAMO_DISABLE": "1",
     "OMP_NUM_THREADS": "1",
+    # Else engines that run side by side may bind their threads to one core.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 Step = Callable[[Engine], Any]

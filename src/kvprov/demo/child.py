@@ -33,9 +33,9 @@ LAST_LINES: Final = 15
 
 _ADVICE: Final = (
     ("No space left on device", "Free about 300 MB in the folder for temporary files, or set TMPDIR to another one."),
-    ("Cannot allocate memory", "Free memory: an engine of the demo needs about 4 GB."),
-    ("MemoryError", "Free memory: an engine of the demo needs about 4 GB."),
-    ("out of memory", "Free memory: an engine of the demo needs about 4 GB."),
+    ("Cannot allocate memory", "Free memory: an engine of the demo needs about 3 GB."),
+    ("MemoryError", "Free memory: an engine of the demo needs about 3 GB."),
+    ("out of memory", "Free memory: an engine of the demo needs about 3 GB."),
     ("BindingError", "This vLLM is not one that kvprov binds: `kvprov doctor` says which are."),
     ("ImportError", "The engine is not installed properly: use `make demo` in a checkout."),
     ("ModuleNotFoundError", "The engine is not installed properly: use `make demo` in a checkout."),
@@ -51,7 +51,7 @@ def environment(mode: str, caller: Mapping[str, str]) -> dict[str, str]:
 def advice(log: str, code: int | None) -> str:
     """Return what to do about a process that failed."""
     if code == -signal.SIGKILL:
-        return "It was killed, most likely for want of memory: an engine of the demo needs about 4 GB."
+        return "It was killed, most likely for want of memory: an engine of the demo needs about 3 GB."
     return next((text for sign, text in _ADVICE if sign in log), "Run `kvprov doctor` to see what it finds.")
 
 

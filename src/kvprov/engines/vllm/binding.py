@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from kvprov.contract.descriptor import ABSENT, Known, Unknown, Value
+from kvprov.contract.descriptor import ABSENT, Absent, Known, Unknown, Value
 from kvprov.contract.digest import Digester
 from kvprov.contract.dimension import Half
 from kvprov.contract.dimensions import (
@@ -79,6 +79,18 @@ def _with_nonces(values: dict[str, Value]) -> dict[str, Value]:
         name: nonce(secrets.token_bytes(NONCE_BYTES)) if isinstance(value, Unknown) else value
         for name, value in values.items()
     }
+
+
+def _value_of(extension: Extension, subject: Any) -> Value:
+    """Return what `extension` says of a configuration or request: unknown when it fails, since requests are untrusted."""
+    name = extension.dimension.name
+    try:
+        value = extension.value(subject)
+    except Exception as error:  # noqa: BLE001 - code of others, which may raise anything
+        return Unknown(f"{name}: its value could not be found ({type(error).__name__})")
+    if not isinstance(value, Absent | Known | Unknown):
+        return Unknown(f"{name}: its value is a {type(value).__name__}")
+    return value if not isinstance(value, Unknown) else Unknown(f"{name}: {value.reason.removeprefix(f'{name}: ')}")
 
 
 class EngineBinding:
@@ -161,7 +173,7 @@ class EngineBinding:
             values[WEIGHTS.name] = Unknown("weights: the draft model's weights are not identified yet")
         for extension in self._registered():
             if extension.dimension.half is Half.WORKER:
-                values[extension.dimension.name] = extension.value(vllm_config)
+                values[extension.dimension.name] = _value_of(extension, vllm_config)
         return {name: value for name, value in values.items() if name in self.registry}
 
     def _domain(self, request: Any) -> Value:
@@ -183,7 +195,7 @@ class EngineBinding:
             CLIENT_NAMESPACE.name: ABSENT,
         }
         for extension in self._request_extensions:
-            values[extension.dimension.name] = extension.value(request)
+            values[extension.dimension.name] = _value_of(extension, request)
         values = {name: values[name] for name in self.registry.request}
         reasons = [value.reason for value in values.values() if isinstance(value, Unknown)]
         if reasons:
