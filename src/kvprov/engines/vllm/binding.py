@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from kvprov.contract.descriptor import ABSENT, Absent, Known, Unknown, Value
@@ -20,57 +18,18 @@ from kvprov.contract.dimensions import (
     SHARING_DOMAIN,
     WEIGHTS,
 )
-from kvprov.contract.key import NONCE_BYTES, DigestBits, chain_entry, content_identifier, key_text, nonce
+from kvprov.contract.key import NONCE_BYTES, key_text, nonce
 from kvprov.contract.registry import Registry
 from kvprov.engines.vllm import facts, worker
 from kvprov.engines.vllm.adapters import EngineAdapters
+from kvprov.engines.vllm.bypass import Bypasses
 from kvprov.engines.vllm.log import logger
+from kvprov.engines.vllm.stamp import Stamp, make_stamp, set_stamp, stamp_of
 from kvprov.errors import BindingError
 from kvprov.extensions import Extension, load_extensions, registry_with
 from kvprov.identity.domain import FleetSecret, load_secret, sharing_domain
 from kvprov.identity.label import label
 from kvprov.settings import Settings, load_settings
-
-_ATTRIBUTE = "_kvprov"
-_LOGGED_REASONS = 100
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """What one request's keys are bound to.
-
-    Attributes:
-        text: The digest's text. For a request whose provenance is not known, that of an identity of its own.
-        entry: The extra keys of the first block of the request's block-hash chain.
-        reason: Why the provenance is not known; empty when it is. Such a request bypasses the shared tier.
-        adapter: Identity of the adapter that `text` stands for, or None.
-    """
-
-    text: str
-    entry: tuple[tuple[str, str]]
-    reason: str = ""
-    adapter: str | None = None
-
-    @property
-    def identifier(self) -> str:
-        """The content identifier that carries the digest where a connector hashes identifiers."""
-        return content_identifier(self.text)
-
-
-def make_stamp(digest: bytes, bits: DigestBits, *, reason: str = "", adapter: str | None = None) -> Stamp:
-    """Return the stamp of a request with `digest`."""
-    text = key_text(digest, bits)
-    return Stamp(text=text, entry=(chain_entry(text),), reason=reason, adapter=adapter)
-
-
-def set_stamp(request: Any, stamp: Stamp) -> None:
-    """Note `stamp` on one of vLLM's requests."""
-    setattr(request, _ATTRIBUTE, stamp)
-
-
-def stamp_of(request: Any) -> Stamp | None:
-    """Return the stamp of one of vLLM's requests, or None when it has none."""
-    return getattr(request, _ATTRIBUTE, None)
 
 
 def _with_nonces(values: dict[str, Value]) -> dict[str, Value]:
@@ -82,7 +41,7 @@ def _with_nonces(values: dict[str, Value]) -> dict[str, Value]:
 
 
 def _value_of(extension: Extension, subject: Any) -> Value:
-    """Return what `extension` says of a configuration or request: unknown when it fails, since requests are untrusted."""
+    """Return what `extension` says of a configuration or a request; unknown when it fails, as on hostile requests."""
     name = extension.dimension.name
     try:
         value = extension.value(subject)
@@ -117,8 +76,7 @@ class EngineBinding:
                 "KVPROV_REQUIRE_SECRET is set and there is no fleet secret.",
                 "Set KVPROV_SECRET_FILE to a file of at least 16 random bytes, the same on every worker.",
             )
-        self.bypassed: Counter[str] = Counter()
-        self._logged: set[str] = set()
+        self.bypasses = Bypasses()
         self._salt_warned = False
         self._executor = executor
         self._vllm_config = vllm_config
@@ -203,25 +161,14 @@ class EngineBinding:
         if self.worker_reason:
             reasons.append(self.worker_reason)
         stamp = make_stamp(
-            self.digester.digest(values),
+            self.digester,
+            values,
             self.settings.digest_bits,
             reason="; ".join(reasons),
             adapter=adapter.identity if isinstance(adapter, Known) else None,
         )
         set_stamp(request, stamp)
         return stamp
-
-    def bypass(self, request_id: str, reason: str) -> None:
-        """Count a request that bypasses the shared tier, and log the first of each reason.
-
-        Reasons may name what a tenant chose, such as a path, so only so many are told apart.
-        """
-        kind = reason.split(":", 1)[0]
-        self.bypassed[kind] += 1
-        _count_bypass(kind)
-        if reason not in self._logged and len(self._logged) < _LOGGED_REASONS:
-            self._logged.add(reason)
-            logger.warning("kvprov: request %s bypasses the shared tier: %s.", request_id, reason)
 
     def hasher(self, native: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
         """Return vLLM's block hasher, which hashes a request once its stamp is known.
@@ -258,15 +205,18 @@ class EngineBinding:
             unfinished: The requests that the scheduler has.
         """
         self._warn_of_salts(request)
-        if request.lora_request is None or self.adapters is None:
-            if stamp_of(request) is None:
-                self.stamp(request, self._expected_adapter(request) or ABSENT)
-            return
-        adapter, changed = self.adapters.settle(request.lora_request, unfinished)
-        stamp = stamp_of(request)
-        if stamp is None or stamp.adapter is None or Known(stamp.adapter) != adapter:
-            self.rebind(request, adapter)
+        adapter, changed = self._expected_adapter(request), set[int]()
+        if request.lora_request is not None and self.adapters is not None:
+            adapter, changed = self.adapters.settle(request.lora_request, unfinished)
+        if not self._stands(stamp_of(request), adapter):
+            self.rebind(request, adapter or ABSENT)
         self.changed(changed, unfinished)
+
+    def _stands(self, stamp: Stamp | None, adapter: Value | None) -> bool:
+        """Whether a stamp that was made earlier, in another thread, says what is so now."""
+        if stamp is None or stamp.worker != self.digester.worker_digest:
+            return False
+        return adapter == ABSENT if stamp.adapter is None else adapter == Known(stamp.adapter)
 
     def _warn_of_salts(self, request: Any) -> None:
         if request.cache_salt and self.secret is None and not self._salt_warned:
@@ -331,18 +281,3 @@ class EngineBinding:
         if settings.unsafe_withhold:
             parts.append(f"UNSAFE: withheld={','.join(settings.unsafe_withhold)}")
         return f"kvprov: {' '.join(parts)}"
-
-
-_bypass_counter: Any = None
-
-
-def _count_bypass(kind: str) -> None:
-    """Count in Prometheus, whose client vLLM depends on and whose registry it serves."""
-    global _bypass_counter
-    if _bypass_counter is None:
-        from prometheus_client import Counter as PrometheusCounter
-
-        _bypass_counter = PrometheusCounter(
-            "kvprov_bypassed_requests", "Requests that bypassed the shared tier", labelnames=("reason",)
-        )
-    _bypass_counter.labels(reason=kind).inc()

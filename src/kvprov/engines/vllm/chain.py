@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvprov.engines.vllm.binding import stamp_of
+from kvprov.engines.vllm.stamp import stamp_of
 
 _REPLACED = frozenset({"lora", "cache_salt"})
 

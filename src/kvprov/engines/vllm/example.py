@@ -14,7 +14,8 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector
 
 from kvprov.engines.vllm import connectors, seams
-from kvprov.engines.vllm.binding import EngineBinding, Stamp, stamp_of
+from kvprov.engines.vllm.binding import EngineBinding
+from kvprov.engines.vllm.stamp import Stamp, stamp_of
 from kvprov.errors import BindingError
 
 
@@ -81,7 +82,7 @@ class BoundExampleConnector(ExampleConnector):  # type: ignore[misc]
         self._requests[request.request_id] = request
         reason = self._reason_to_bypass(request)
         if reason and self._binding is not None:
-            self._binding.bypass(request.request_id, reason)
+            self._binding.bypasses.note(request.request_id, reason)
 
     def request_finished(self, request: Any, block_ids: Any) -> Any:
         """Forget the request."""
@@ -117,7 +118,9 @@ class BoundExampleConnector(ExampleConnector):  # type: ignore[misc]
             scheduled = new.num_computed_tokens + scheduler_output.num_scheduled_tokens[new.req_id]
             if not loads and scheduled < len(new.prompt_token_ids or ()):
                 if self._binding is not None:
-                    self._binding.bypass(new.req_id, "chunked prefill: the connector would store a part as the whole")
+                    self._binding.bypasses.note(
+                        new.req_id, "chunked prefill: the connector would store a part as the whole"
+                    )
                 continue
             stamp = stamp_of(request)
             assert stamp is not None

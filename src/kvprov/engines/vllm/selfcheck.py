@@ -16,7 +16,8 @@ from kvprov.contract.descriptor import Known, Value
 from kvprov.contract.digest import Digester
 from kvprov.contract.dimension import Half
 from kvprov.engines.vllm import worker
-from kvprov.engines.vllm.binding import EngineBinding, Stamp, make_stamp, set_stamp, stamp_of
+from kvprov.engines.vllm.binding import EngineBinding
+from kvprov.engines.vllm.stamp import Stamp, make_stamp, set_stamp, stamp_of
 from kvprov.errors import BindingError
 
 _ADVICE = "Install a release of vLLM that this release of kvprov supports, or set KVPROV_MODE=off to run unprotected."
@@ -51,8 +52,8 @@ def _probe_stamps(binding: EngineBinding) -> dict[str, Stamp]:
         values = {h: dict(v) for h, v in base.items()}
         if half is not None:
             values[half][name] = Known(f"nonce:{token}-{name}-other")
-        digest = Digester(binding.registry, values[Half.WORKER]).digest(values[Half.REQUEST])
-        return make_stamp(digest, binding.settings.digest_bits)
+        digester = Digester(binding.registry, values[Half.WORKER])
+        return make_stamp(digester, values[Half.REQUEST], binding.settings.digest_bits)
 
     stamps = {"": stamp(None, "")}
     for half in Half:
