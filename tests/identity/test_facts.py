@@ -24,7 +24,7 @@ LLAMA = {
     "sliding_window": None,
     "_name_or_path": "somewhere",
 }
-GROUP = LayerGroup("FullAttentionSpec", 4, "bfloat16", "auto", 2, 64, 64)
+GROUP = LayerGroup("attention", 4, "bfloat16", "auto", 2, 64, 64)
 KV = KvRepresentation([GROUP], "LBHNC", "Attention:128")
 
 
@@ -137,7 +137,7 @@ def test_each_fact_belongs_to_one_dimension() -> None:
     [
         replace(KV, layout="LBNHC"),
         replace(KV, packing="Attention:64"),
-        replace(KV, groups=[replace(GROUP, kind="SlidingWindowSpec")]),
+        replace(KV, groups=[replace(GROUP, kind="latent")]),
         replace(KV, groups=[replace(GROUP, layers=5)]),
         replace(KV, groups=[replace(GROUP, element="float16")]),
         replace(KV, groups=[replace(GROUP, encoding="fp8_e5m2")]),
@@ -153,9 +153,9 @@ def test_kv_representation_tells_apart(other: KvRepresentation) -> None:
 
 def test_kv_representation_resolves_and_does_not_depend_on_order() -> None:
     assert kv_representation(KV) == kv_representation(replace(KV, groups=[replace(GROUP, encoding="bf16")]))
-    sliding = replace(GROUP, kind="SlidingWindowSpec")
-    assert kv_representation(replace(KV, groups=[GROUP, sliding])) == kv_representation(
-        replace(KV, groups=[sliding, GROUP])
+    latent = replace(GROUP, kind="latent")
+    assert kv_representation(replace(KV, groups=[GROUP, latent])) == kv_representation(
+        replace(KV, groups=[latent, GROUP])
     )
     e4m3, e5m2 = (replace(KV, groups=[replace(GROUP, element="uint8", encoding=e)]) for e in ("fp8", "fp8_e5m2"))
     assert kv_representation(e4m3) != kv_representation(e5m2)

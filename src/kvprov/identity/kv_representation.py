@@ -15,7 +15,7 @@ class LayerGroup:
     """Layers whose KV state has one form.
 
     Attributes:
-        kind: The engine's name for the form (full attention, sliding window, latent attention...).
+        kind: "attention" for keys and values of each head, "latent" for one compressed vector.
         layers: How many layers have it.
         element: Element type in which the state is stored.
         encoding: What the elements mean, where the stored type does not say it (`fp8_e5m2` held as `uint8`);

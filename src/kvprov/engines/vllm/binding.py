@@ -126,8 +126,8 @@ class EngineBinding:
             MODEL_CONFIG.name: facts.model_config_value(vllm_config),
             KV_REPRESENTATION.name: facts.kv_representation_value(vllm_config, kv_cache_config, self._reports),
         }
-        speculative = vllm_config.speculative_config
-        if speculative is not None and getattr(speculative, "draft_model_config", None) is not None:
+        draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
+        if draft is not None and draft is not vllm_config.model_config:
             values[WEIGHTS.name] = Unknown("weights: the draft model's weights are not identified yet")
         for extension in self._registered():
             if extension.dimension.half is Half.WORKER:

@@ -11,6 +11,7 @@ from kvprov.contract.errors import KvprovError
 from kvprov.identity.kv_representation import KvRepresentation, LayerGroup, kv_representation
 from kvprov.identity.model_config import model_config
 from kvprov.identity.precision import Precision, precision
+from kvprov.identity.remote_code import remote_code
 
 
 def plain(value: Any) -> Any:
@@ -70,7 +71,6 @@ def model_config_value(vllm_config: Any) -> Value:
     resolved: dict[str, Any] = {
         "architecture": model.architecture,
         "model_impl": str(model.model_impl),
-        "code_revision": model.code_revision if model.trust_remote_code else None,
         "disable_sliding_window": bool(model.disable_sliding_window),
     }
     rope = str(config.get("rope_parameters") or config.get("rope_scaling") or "")
@@ -82,6 +82,8 @@ def model_config_value(vllm_config: Any) -> Value:
         resolved["speculative_method"] = str(speculative.method)
         resolved["speculative_tokens"] = speculative.num_speculative_tokens
     try:
+        if model.trust_remote_code:
+            resolved["remote_code"] = remote_code(model.model, model.code_revision or model.revision, config)
         return model_config(plain(config), plain(resolved))
     except KvprovError as error:
         return Unknown(f"model_config: {error.message}")
@@ -112,7 +114,8 @@ def kv_representation_value(vllm_config: Any, kv_cache_config: Any, reports: lis
             if not hasattr(one, "num_kv_heads"):
                 return Unknown(f"kv_representation: {type(one).__name__} has no key-value heads")
             form = LayerGroup(
-                kind=type(one).__name__,
+                # A window or a chunk of attention is model_config's; the entry looks the same.
+                kind="latent" if "MLA" in type(one).__name__ else "attention",
                 layers=1,
                 element=str(one.dtype),
                 encoding=cache.cache_dtype,
