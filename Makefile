@@ -18,10 +18,10 @@ lint: setup
 	$(BIN) -m mypy
 
 unit: setup
-	$(BIN) -m pytest -q -m "not engine"
+	$(BIN) -m pytest -q -n 2 -m "not engine"
 
 engine: setup
-	$(BIN) -m pytest -q -m engine
+	$(BIN) -m pytest -q -n 2 --dist loadfile -m engine
 
 format: setup
 	$(BIN) -m ruff format .

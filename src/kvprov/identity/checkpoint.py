@@ -169,8 +169,9 @@ def resolve_folder(path_or_hub_id: str | Path, revision: str | None = None) -> P
 class OpenCheckpoint:
     """The files of a checkpoint, opened once: hashed and loaded through the same descriptors. A context manager.
 
-    The order that makes an identity hold for what was loaded: open, `identify`, load from `fd_paths`, `recheck`. A path
-    may meanwhile lead to another file; a descriptor does not, and a write to its file shows in its stamp.
+    The order that makes an identity hold for what was loaded: open, `settle`, load from `fd_paths` and `identify` in
+    any order, `recheck`. A path may meanwhile lead to another file; a descriptor does not, and a write to its file
+    shows in its stamp.
     What remains outside: whoever can write to the block device or set the machine's clock.
 
     Attributes:
@@ -217,8 +218,7 @@ class OpenCheckpoint:
         return self._tensors
 
     def _hash(self, cache: DigestCache | None, progress: Progress) -> tuple[tuple[Tensor, ...], bool]:
-        for file in self.files:
-            file.settle()
+        self.settle()
         found: dict[str, OpenFile] = {}
         tensors: list[Tensor] = []
         cached = bool(self.files) and cache is not None
@@ -240,6 +240,17 @@ class OpenCheckpoint:
         finally:
             progress.stop()
         return tuple(tensors), cached
+
+    def settle(self) -> None:
+        """Wait until every file is old enough for a write to show, 2 s at most.
+
+        Whoever loads before hashing calls this before loading: a write in between must show in `recheck`.
+
+        Raises:
+            ChangedContentError: a file changed since it was opened.
+        """
+        for file in self.files:
+            file.settle()
 
     def identify(self, cache: DigestCache | None = None, progress: Progress | None = None) -> Identified:
         """Return the identity of the tensors: the same for any sharding, file order, path, time and metadata.
