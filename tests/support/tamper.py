@@ -90,7 +90,7 @@ def wrapped_functions() -> list[str]:
     from kvprov.engines.vllm import seams
 
     found = []
-    for seam in seams._seams():
+    for seam in seams.all_seams():
         owner, attribute = owner_of_or_none(seam.module, seam.name)
         value = vars(owner).get(attribute) if owner is not None else None
         if hasattr(getattr(value, "__func__", value), seams._MARK):
@@ -118,20 +118,35 @@ def restore(module: str, name: str) -> None:
         setattr(owner, attribute, getattr(found, seams._MARK))
 
 
+def restore_each() -> tuple[dict[str, list[str]], list[str]]:
+    """Undo each seam alone; return what kvprov then finds undone, and what it finds once all are back."""
+    from kvprov.engines.vllm import seams
+
+    found = {}
+    for seam in seams.all_seams():
+        owner, attribute = owner_of(seam.module, seam.name)
+        bound = vars(owner)[attribute]
+        restore(seam.module, seam.name)
+        found[f"{seam.module}.{seam.name}"] = seams.undone()
+        setattr(owner, attribute, bound)
+    return found, seams.undone()
+
+
 def go_around(module: str, name: str) -> None:
     """Like `restore`, by somebody who wraps the replacement with care, and then does not call it."""
     register()
     from kvprov.engines.vllm import seams
 
     owner, attribute = owner_of(module, name)
-    replaced = vars(owner)[attribute]
+    found = vars(owner)[attribute]
+    replaced = found.__func__ if isinstance(found, classmethod) else found
     original = getattr(replaced, seams._MARK)
 
     @functools.wraps(replaced)
     def around(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs)
 
-    setattr(owner, attribute, around)
+    setattr(owner, attribute, classmethod(around) if isinstance(found, classmethod) else around)
 
 
 def ignore_identifiers(role: str = "") -> None:

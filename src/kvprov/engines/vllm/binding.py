@@ -20,7 +20,7 @@ from kvprov.contract.dimensions import (
 )
 from kvprov.contract.key import NONCE_BYTES, key_text, nonce
 from kvprov.contract.registry import Registry
-from kvprov.engines.vllm import facts, worker
+from kvprov.engines.vllm import facts, seams, worker
 from kvprov.engines.vllm.adapters import EngineAdapters
 from kvprov.engines.vllm.bypass import Bypasses
 from kvprov.engines.vllm.log import logger
@@ -87,6 +87,11 @@ class EngineBinding:
                 raise BindingError(
                     f"kvprov is not in effect in the worker process {report.pid}.",
                     "Let VLLM_PLUGINS be unset or name kvprov, and install kvprov where the workers run.",
+                )
+            if report.undone or (undone := seams.undone()):
+                raise BindingError(
+                    f"Something replaced {', '.join(report.undone or undone)} after kvprov had bound it.",
+                    "Remove the plugin that does so, or let it wrap what it finds with functools.wraps.",
                 )
         self.adapters = EngineAdapters(executor) if vllm_config.lora_config is not None else None
         self._request_extensions = [e for e in self._registered() if e.dimension.half is Half.REQUEST]

@@ -57,6 +57,7 @@ def wrap_get_block_hasher(original: Callable[..., Any]) -> Callable[..., Any]:
         binding = seams.binding_of_starting_engine()
         hasher = binding.hasher(original(hash_block_size, caching_hash_fn))
         selfcheck.check(binding, hasher, hash_block_size)
+        seams.end_of_start()
         return hasher
 
     return get_block_hasher

@@ -15,6 +15,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import Examp
 
 from kvprov.engines.vllm import connectors, seams
 from kvprov.engines.vllm.binding import EngineBinding
+from kvprov.engines.vllm.metrics import BypassMetrics, BypassStats
 from kvprov.engines.vllm.stamp import Stamp, stamp_of
 from kvprov.errors import BindingError
 
@@ -128,6 +129,24 @@ class BoundExampleConnector(ExampleConnector):  # type: ignore[misc]
         view = copy.copy(scheduler_output)
         view.scheduled_new_reqs = bound
         return super().build_connector_meta(view)
+
+    def get_kv_connector_stats(self) -> BypassStats | None:
+        """Report how many requests bypassed the tier."""
+        return None if self._binding is None else BypassStats(self._binding.bypasses.tell())
+
+    # The process that serves metrics.
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> BypassStats:
+        """Return such a report as it arrived."""
+        return BypassStats(data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any
+    ) -> BypassMetrics:
+        """Return what keeps the metric."""
+        return BypassMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # The engine's self-check, in both halves.
 

@@ -20,10 +20,10 @@ def _seams() -> list[dict[str, str]]:
 
     found = []
     # One at a time, so that the first that is missing does not hide the others.
-    for seam in seams._seams():
+    for seam in seams.all_seams():
         error = advice = ""
         try:
-            seams._install(seam)
+            seams.install_one(seam)
         except BindingError as missing:
             error, advice = missing.message, missing.advice
         found.append({"module": seam.module, "name": seam.name, "error": error, "advice": advice})

@@ -50,7 +50,8 @@ def _refuse(what: str) -> BindingError:
     )
 
 
-def _seams() -> tuple[Seam, ...]:
+def all_seams() -> tuple[Seam, ...]:
+    """Return the seams, in the order in which they are put into effect."""
     from kvprov.engines.vllm import chain, connectors, engine, pins, weights
 
     loader = "vllm.model_executor.model_loader.default_loader"
@@ -119,7 +120,12 @@ def _function(attribute: Any) -> Any:
     return attribute.__func__ if isinstance(attribute, classmethod) else attribute
 
 
-def _install(seam: Seam) -> None:
+def install_one(seam: Seam) -> None:
+    """Put one seam into effect; doing it twice changes nothing.
+
+    Raises:
+        BindingError: This vLLM lacks it.
+    """
     owner, name, attribute = _locate(seam)
     is_classmethod, function = isinstance(attribute, classmethod), _function(attribute)
     if hasattr(function, _MARK):
@@ -147,22 +153,42 @@ def install() -> None:
     global _installed
     if _installed:
         return
-    seams = _seams()
+    seams = all_seams()
     for seam in seams:
         _locate(seam)
     for seam in seams:
-        _install(seam)
+        install_one(seam)
     _installed = True
 
 
 def installed() -> bool:
-    """Whether every seam is in effect in this process."""
+    """Whether every seam was put into effect in this process."""
     return _installed
+
+
+def undone() -> list[str]:
+    """Return the seams that are no longer in effect: something has replaced vLLM's function after kvprov did.
+
+    A replacement that keeps what it wraps, as `functools.wraps` does, leaves the seam in effect.
+    """
+    names = []
+    for seam in all_seams():
+        function: Any = _function(_locate(seam)[2])
+        while function is not None and not hasattr(function, _MARK):
+            function = getattr(function, "__wrapped__", None)
+        if function is None:
+            names.append(f"{seam.module}.{seam.name}")
+    return names
 
 
 def set_starting_engine(binding: Any) -> None:
     """Note the binding of the engine that this thread is starting, for what vLLM creates without naming the engine."""
     _starting.binding = binding
+
+
+def end_of_start() -> None:
+    """Forget the engine that this thread was starting: it is complete."""
+    _starting.binding = None
 
 
 def binding_of_starting_engine() -> Any:

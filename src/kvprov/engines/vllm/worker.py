@@ -17,7 +17,8 @@ class WorkerReport:
 
     Attributes:
         pid: The worker's process.
-        bound: Whether the seams are in effect in that process.
+        bound: Whether the seams were put into effect in that process.
+        undone: Those that are not any more.
         weights: Identity of the weights that it loaded, or None.
         reason: Why there is none.
         packing: How it laid out the KV state of a layer, or None where that is not known.
@@ -25,6 +26,7 @@ class WorkerReport:
 
     pid: int
     bound: bool
+    undone: list[str]
     weights: str | None
     reason: str
     packing: str | None
@@ -54,6 +56,7 @@ def report(worker: Any) -> WorkerReport:
     return WorkerReport(
         pid=os.getpid(),
         bound=seams.installed(),
+        undone=seams.undone() if seams.installed() else [],
         weights=loaded.identity,
         reason=loaded.reason,
         packing=_packing(worker),
