@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.models import Models
+from tests.support.models import Models, loadable
 from tests.support.processes import ENVIRONMENT, Processes
 
 
@@ -32,3 +32,15 @@ def store(tmp_path: Path) -> Path:
     folder = tmp_path / "store"
     folder.mkdir()
     return folder
+
+
+@pytest.fixture(scope="session")
+def prompts(models: Models) -> list[list[int]]:
+    """A few prompts, for tests that need no more."""
+    return models.prompts(4)
+
+
+@pytest.fixture(scope="session")
+def full(prompts: list[list[int]]) -> int:
+    """How many tokens of `prompts` a warm store gives."""
+    return sum(loadable(len(prompt)) for prompt in prompts)

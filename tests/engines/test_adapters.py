@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.engine import Adapter, Answer, Engine, Launch
+from tests.support.engine import Adapter, Engine, Launch
 from tests.support.models import BUNDLED, Models, loadable
 from tests.support.processes import Processes
+from tests.support.steps import generate, loaded, tokens
 
 pytestmark = pytest.mark.engine
 
@@ -28,10 +29,6 @@ def put(policy: str, folder: Path) -> None:
 
 def do(_engine: Engine, *, policy: str, folder: Path) -> None:
     put(policy, folder)
-
-
-def generate(engine: Engine, **request: object) -> list[Answer]:
-    return engine.generate(**request)  # type: ignore[arg-type]
 
 
 def load(engine: Engine, *, adapter: Adapter) -> None:
@@ -49,24 +46,6 @@ def load_by_rpc(engine: Engine, *, adapter: Adapter) -> None:
 
     request = LoRARequest(adapter.name, adapter.number, adapter.path, load_inplace=adapter.inplace)
     engine.llm.collective_rpc("add_lora", args=(request,))
-
-
-def loaded(answers: list[Answer]) -> int:
-    return sum(answer.loaded for answer in answers)
-
-
-def tokens(answers: list[Answer]) -> list[tuple[int, ...]]:
-    return [answer.tokens for answer in answers]
-
-
-@pytest.fixture(scope="module")
-def prompts(models: Models) -> list[list[int]]:
-    return models.prompts(4)
-
-
-@pytest.fixture(scope="module")
-def full(prompts: list[list[int]]) -> int:
-    return sum(loadable(len(prompt)) for prompt in prompts)
 
 
 @pytest.fixture(scope="module")

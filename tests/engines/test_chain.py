@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.engine import Adapter, Answer, Engine, Launch
+from tests.support.engine import Adapter, Engine, Launch
 from tests.support.models import Models, loadable
 from tests.support.processes import Processes
+from tests.support.steps import generate, loaded
 
 pytestmark = pytest.mark.engine
 
@@ -61,10 +62,6 @@ def test_events_carry_a_digest_in_place_of_salt_and_path(processes: Processes, m
     assert SALT not in run.log
 
 
-def generate(engine: Engine, **request: Any) -> list[Answer]:
-    return engine.generate(**request)
-
-
 @pytest.mark.parametrize("bits", ["128", "256"])
 def test_the_prefix_cache_tells_salts_and_adapters_apart(processes: Processes, models: Models, bits: str) -> None:
     prompts = models.prompts(2)
@@ -80,7 +77,7 @@ def test_the_prefix_cache_tells_salts_and_adapters_apart(processes: Processes, m
         partial(ask),
         partial(ask),
     )
-    assert [sum(answer.loaded for answer in answers) for answers in run.results] == [0, full, 0, 0, 0, 0, full]
+    assert [loaded(answers) for answers in run.results] == [0, full, 0, 0, 0, 0, full]
 
 
 def reload(engine: Engine, *, path: str) -> None:
@@ -102,7 +99,7 @@ def test_weights_reloaded_at_run_time_are_not_trusted(processes: Processes, mode
     before = set(store.iterdir())
     first, again, _, after = run.results
     full = sum(loadable(len(prompt)) for prompt in prompts)
-    assert [sum(answer.loaded for answer in answers) for answers in (first, again, after)] == [0, full, 0]
+    assert [loaded(answers) for answers in (first, again, after)] == [0, full, 0]
     assert after == isolated
     assert [answer.logprobs for answer in after] != [answer.logprobs for answer in first]
     assert len(before) == len(prompts)

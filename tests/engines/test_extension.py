@@ -12,7 +12,7 @@ import pytest
 from kvprov.contract.dimensions import BUILT_IN
 from tests.support import tamper
 from tests.support.engine import Launch
-from tests.support.models import Models, loadable
+from tests.support.models import Models
 from tests.support.packages import ACME, install
 from tests.support.processes import EngineDiedError, Processes, Run
 from tests.support.provenance import copied
@@ -31,16 +31,6 @@ def dimensions(run: Run) -> list[str]:
     found = re.findall(r"kvprov: mode=enforce .* dimensions=(\S+) ", run.log)
     assert len(found) == 1, run.log
     return str(found[0]).split(",")
-
-
-@pytest.fixture(scope="module")
-def prompts(models: Models) -> list[list[int]]:
-    return models.prompts(4)
-
-
-@pytest.fixture(scope="module")
-def full(prompts: list[list[int]]) -> int:
-    return sum(loadable(len(prompt)) for prompt in prompts)
 
 
 @pytest.fixture(scope="module")

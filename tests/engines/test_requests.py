@@ -10,22 +10,11 @@ import pytest
 from tests.support.engine import Answer, Engine, Launch
 from tests.support.models import BLOCK, Models, loadable
 from tests.support.processes import EngineDiedError, Processes
+from tests.support.steps import generate, loaded, tokens
 
 pytestmark = pytest.mark.engine
 
 LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 2, 2 * BLOCK, 2 * BLOCK + 1, 2 * BLOCK + 2, 3 * BLOCK + 5)
-
-
-def generate(engine: Engine, **request: object) -> list[Answer]:
-    return engine.generate(**request)  # type: ignore[arg-type]
-
-
-def loaded(answers: list[Answer]) -> int:
-    return sum(answer.loaded for answer in answers)
-
-
-def tokens(answers: list[Answer]) -> list[tuple[int, ...]]:
-    return [answer.tokens for answer in answers]
 
 
 @pytest.mark.parametrize("one_by_one", [True, False], ids=["one by one", "all at once"])

@@ -19,7 +19,7 @@ from kvprov.engines.vllm.seams import all_seams
 from kvprov.errors import BindingError
 from tests.support import tamper
 from tests.support.engine import Engine, Launch
-from tests.support.models import Models, loadable
+from tests.support.models import Models
 from tests.support.processes import EngineDiedError, Processes, Run
 from tests.support.provenance import copied
 from tests.support.steps import bypassed, call, complete_embeddings, generate, loaded, tokens
@@ -223,16 +223,6 @@ def check_refusal(refused: dict[str, tuple[EngineDiedError, Path]], name: str) -
     assert REFUSALS[name].advice in died.message
     assert tamper.listing(store) == {}
     return died
-
-
-@pytest.fixture(scope="module")
-def prompts(models: Models) -> list[list[int]]:
-    return models.prompts(4)
-
-
-@pytest.fixture(scope="module")
-def full(prompts: list[list[int]]) -> int:
-    return sum(loadable(len(prompt)) for prompt in prompts)
 
 
 @pytest.fixture(scope="module")
