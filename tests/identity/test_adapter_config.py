@@ -42,8 +42,8 @@ SAME: dict[str, dict[str, Any]] = {
     "an unknown field is null": {"invented_field": None},
     "init false": {"init_lora_weights": False},
     "init null": {"init_lora_weights": None},
-    **{f"init {name}": {"init_lora_weights": name} for name in (*PLAIN_INITS, "Gaussian")},
-    **{f"{name} of a plain init": {name: {"loftq_bits": 4}} for name in INIT_FIELDS},
+    **{f"init {name}": {"init_lora_weights": name} for name in (*sorted(PLAIN_INITS), "Gaussian")},
+    **{f"{name} of a plain init": {name: {"loftq_bits": 4}} for name in sorted(INIT_FIELDS)},
     **{f"default {name}": {name: value} for name, value in DEFAULTS.items() if name not in {*PATTERNS, *LORA_CONFIG}},
     **{f"empty {name}": {name: {}} for name in PATTERNS},
     **{f"null {name}": {name: None} for name in PATTERNS},
@@ -140,7 +140,7 @@ def test_refuses_a_short_digest() -> None:
 
 FIELDS = [
     *DEFAULTS,
-    *INIT_FIELDS,
+    *sorted(INIT_FIELDS),
     *IGNORED_FIELDS,
     "target_modules",
     "modules_to_save",
