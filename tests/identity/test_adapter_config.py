@@ -45,8 +45,8 @@ SAME: dict[str, dict[str, Any]] = {
     **{f"init {name}": {"init_lora_weights": name} for name in (*sorted(PLAIN_INITS), "Gaussian")},
     **{f"{name} of a plain init": {name: {"loftq_bits": 4}} for name in sorted(INIT_FIELDS)},
     **{f"default {name}": {name: value} for name, value in DEFAULTS.items() if name not in {*PATTERNS, *LORA_CONFIG}},
-    **{f"empty {name}": {name: {}} for name in PATTERNS},
-    **{f"null {name}": {name: None} for name in PATTERNS},
+    **{f"empty {name}": {name: {}} for name in sorted(PATTERNS)},
+    **{f"null {name}": {name: None} for name in sorted(PATTERNS)},
 }
 
 
