@@ -68,6 +68,14 @@ def test_what_cannot_be_used_is_refused_with_advice(name: str, value: str) -> No
     assert caught.value.advice
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["KVPROV_SERVICE_HOST", "KVPROV_PORT", "KVPROV_STORE_SERVICE_PORT_HTTP", "KVPROV_STORE_PORT_80_TCP_ADDR"],
+)
+def test_the_links_of_a_kubernetes_service_are_not_settings(name: str) -> None:
+    assert load_settings({name: "10.0.0.1"}) == load_settings({})
+
+
 def test_values_of_secrets_do_not_show() -> None:
     with pytest.raises(SettingsError) as caught:
         load_settings({"KVPROV_SECRET": "hush-hush-hush-hush", "KVPROV_MODE": "x"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -24,8 +25,19 @@ class Mode(enum.StrEnum):
     """Touch nothing: keys and listings are those of an engine without kvprov."""
 
 
+def _mode(text: str | Mode) -> Mode:
+    try:
+        return Mode(text)
+    except ValueError:
+        raise ValueError(f"{text!r:.80} is neither enforce nor off") from None
+
+
 def _bits(text: str) -> DigestBits:
-    return DigestBits(int(text))
+    try:
+        return DigestBits(int(text))
+    except ValueError:
+        shown = text if text.isdecimal() else repr(text)
+        raise ValueError(f"{shown:.80} is neither 256 nor 128") from None
 
 
 def _flag(text: str | bool) -> bool:
@@ -36,7 +48,7 @@ def _flag(text: str | bool) -> bool:
         return True
     if lowered in {"", "0", "false", "no", "off"}:
         return False
-    raise ValueError(f"{text!r} is neither yes nor no")
+    raise ValueError(f"{text!r:.80} is neither yes nor no")
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -78,7 +90,7 @@ class Settings:
             and experiments that show what a missing dimension reopens; `kvprov doctor` reports it as unsafe.
     """
 
-    mode: Mode = environ.var(default=Mode.ENFORCE, converter=Mode)
+    mode: Mode = environ.var(default=Mode.ENFORCE, converter=_mode)
     digest_bits: DigestBits = environ.var(default="256", converter=_bits)
     secret: str | None = environ.var(default=None, converter=_hidden)
     secret_file: Path | None = environ.var(default=None, converter=_path)
@@ -102,6 +114,12 @@ NAMES = (
 )
 
 
+# Kubernetes tells every pod of the services beside it: one called kvprov gives KVPROV_SERVICE_HOST and the like.
+_SERVICE_LINK = re.compile(
+    r"KVPROV(_[A-Z0-9_]+)?_(SERVICE_HOST|SERVICE_PORT(_[A-Z0-9_]+)?|PORT(_[0-9]+_(TCP|UDP|SCTP).*)?)"
+)
+
+
 def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     """Read the settings.
 
@@ -114,13 +132,14 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     variables = dict(os.environ if environment is None else environment)
     for name in variables:
         # A misspelt setting would silently leave an engine with the default: refuse it instead.
-        if name.startswith("KVPROV_") and name not in NAMES:
+        if name.startswith("KVPROV_") and name not in NAMES and _SERVICE_LINK.fullmatch(name) is None:
             raise SettingsError(f"{name} is not a setting.", f"Settings are: {', '.join(NAMES)}.")
     try:
         settings: Settings = environ.to_config(Settings, environ=variables)
     except (ValueError, KvprovError) as error:
+        why = error.message if isinstance(error, KvprovError) else f"{error}."
         raise SettingsError(
-            f"A KVPROV_* setting cannot be used: {error}",
+            f"A KVPROV_* setting cannot be used: {why}",
             "See `kvprov doctor` for the settings and their values.",
         ) from error
     return settings

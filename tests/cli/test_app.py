@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import resource
 import subprocess
 import sys
@@ -118,6 +119,8 @@ def test_usage_errors_are_one_line(args: list[str], says: str) -> None:
     result = run(*args)
     assert result.exit_code == 2
     assert says in error_line(result)
+    assert re.search(r"[.?] See 'kvprov[a-z ]* --help'\.$", error_line(result))
+    assert ".." not in error_line(result)
 
 
 def test_usage_errors_are_json_when_json_is_wanted() -> None:

@@ -81,3 +81,40 @@ def test_a_document_cannot_write_to_the_terminal() -> None:
     result = run("digest", "-", stdin=json.dumps(vector))
     assert result.exit_code == 2
     assert "\x1b" not in error_line(result)
+
+
+def test_the_setting_is_the_default_of_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    vector = VALID[0]
+    file = tmp_path / "vector.json"
+    file.write_text(json.dumps(vector))
+    monkeypatch.setenv("KVPROV_DIGEST_BITS", "128")
+    # Other settings have no part in it.
+    monkeypatch.setenv("KVPROV_MODE", "of")
+    assert run("digest", file).stdout == f"{vector['text_128']}\n"
+    assert run("digest", file, "--hex").stdout == f"{vector['digest_hex'][:32]}\n"
+    assert run("digest", file, "--bits", "256").stdout == f"{vector['text']}\n"
+    assert json.loads(run("digest", file, "--json").stdout)["text"] == vector["text"]
+
+
+@pytest.mark.parametrize("value", ["64", "many", ""])
+def test_a_setting_that_cannot_be_used(value: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "vector.json"
+    file.write_text(json.dumps(VALID[0]))
+    monkeypatch.setenv("KVPROV_DIGEST_BITS", value)
+    result = run("digest", file)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "neither 256 nor 128" in error_line(result)
+    assert str(file) not in error_line(result)
+    assert run("digest", file, "--bits", "128").exit_code == 0
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "a vector.json"
+    file.write_text("[]")
+    assert error_line(run("digest", file)).startswith(f"kvprov: {file}: document: an object is expected.")
+    file.write_text(json.dumps(INVALID[0]))
+    code = INVALID[0]["error"]
+    assert error_line(run("digest", file)).startswith(f"kvprov: {file}: {code}: ")
+    error = error_json(run("digest", file, "--json"))
+    assert error["code"] == code
+    assert error["message"].startswith(f"{file}: ")

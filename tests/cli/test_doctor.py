@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,9 +60,9 @@ def test_the_form_of_the_json() -> None:
     assert found["versions"]["kvprov"] == kvprov.__version__
     assert list(found["settings"]) == list(NAMES)
     for setting in found["settings"].values():
-        assert setting.keys() == {"value", "set"}
-    assert found["settings"]["KVPROV_MODE"] == {"value": "enforce", "set": False}
-    assert found["settings"]["KVPROV_DIGEST_BITS"] == {"value": 256, "set": False}
+        assert setting.keys() == {"value", "set", "refused"}
+    assert found["settings"]["KVPROV_MODE"] == {"value": "enforce", "set": False, "refused": False}
+    assert found["settings"]["KVPROV_DIGEST_BITS"] == {"value": 256, "set": False, "refused": False}
     assert found["settings"]["KVPROV_CACHE_DIR"]["set"]
     assert found["secret"] == {"source": None, "key_id": None, "file_mode": None}
     assert [d["name"] for d in found["dimensions"]["bound"]] == [d.name for d in BUILT_IN]
@@ -89,7 +90,11 @@ def test_nothing_is_left_behind(tmp_path: Path) -> None:
 
 def test_off_is_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVPROV_MODE", "off")
+    monkeypatch.setenv("KVPROV_DIGEST_BITS", "128")
     only_unsafe("KVPROV_MODE")
+    # Nothing that holds of bound keys only.
+    [finding] = doctor(exit_code=1)["findings"]
+    assert "without regard to provenance" in finding["message"]
 
 
 def test_withheld_dimensions_are_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,26 +106,40 @@ def test_withheld_dimensions_are_unsafe(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_withholding_what_is_not_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVPROV_UNSAFE_WITHHOLD", "acme.rope")
-    assert "acme.rope" in only_unsafe("dimensions")["message"]
+    monkeypatch.setenv("KVPROV_UNSAFE_WITHHOLD", "adaptor")
+    finding = only_unsafe("KVPROV_UNSAFE_WITHHOLD")
+    assert "adaptor, which is no dimension" in finding["message"]
+    assert "adapter" in finding["advice"]
+    found = doctor(exit_code=1)["dimensions"]
+    assert [d["name"] for d in found["bound"]] == [d.name for d in BUILT_IN]
+    assert found["withheld"] == []
+    monkeypatch.setenv("KVPROV_UNSAFE_WITHHOLD", "adaptor,weights")
+    found = doctor(exit_code=1)["dimensions"]
+    assert len(found["bound"]) == len(BUILT_IN) - 1
+    assert found["withheld"] == ["weights"]
 
 
 @pytest.mark.parametrize(
-    ("name", "value"),
+    ("name", "value", "says"),
     [
-        ("KVPROV_MODE", "observe-it"),
-        ("KVPROV_DIGEST_BITS", "64"),
-        ("KVPROV_DIGEST_BITS", "many"),
-        ("KVPROV_REQUIRE_SECRET", "perhaps"),
-        ("KVPROV_UNSAFE_WITHHOLD", "Not A Name"),
-        ("KVPROV_WEIGHTS_LABEL", "no slash"),
-        ("KVPROV_MOOD", "off"),
+        ("KVPROV_MODE", "of", "KVPROV_MODE cannot be used: 'of' is neither enforce nor off."),
+        ("KVPROV_DIGEST_BITS", "64", "KVPROV_DIGEST_BITS cannot be used: 64 is neither 256 nor 128."),
+        ("KVPROV_DIGEST_BITS", "many", "KVPROV_DIGEST_BITS cannot be used: 'many' is neither 256 nor 128."),
+        ("KVPROV_REQUIRE_SECRET", "perhaps", "'perhaps' is neither yes nor no."),
+        ("KVPROV_UNSAFE_WITHHOLD", "Not A Name", "Not A Name"),
+        ("KVPROV_WEIGHTS_LABEL", "no slash", "no slash"),
+        ("KVPROV_MOOD", "off", "KVPROV_MOOD is not a setting."),
     ],
 )
-def test_settings_that_cannot_be_used(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_that_cannot_be_used(name: str, value: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(name, value)
     finding = only_unsafe(name)
+    assert says in finding["message"]
     assert finding["advice"]
+    if name in NAMES:
+        assert doctor(exit_code=1)["settings"][name] == {"value": value, "set": True, "refused": True}
+        shown = run("doctor", "--no-engine").stdout
+        assert re.search(rf"{name} +{value} +REFUSED", shown)
     assert "kvprov doctor" not in finding["advice"], "that is where the reader is"
 
 
@@ -130,12 +149,12 @@ def test_all_settings_that_cannot_be_used_are_named(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("KVPROV_MOOD", "x")
     found = doctor(exit_code=1)
     assert [f["check"] for f in unsafe(found)] == ["KVPROV_DIGEST_BITS", "KVPROV_MODE", "KVPROV_MOOD"]
-    assert found["settings"]["KVPROV_MODE"] == {"value": "enforce", "set": True}
+    assert found["settings"]["KVPROV_MODE"] == {"value": "x", "set": True, "refused": True}
 
 
 def test_a_label_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVPROV_WEIGHTS_LABEL", "run-7/3")
-    assert doctor()["settings"]["KVPROV_WEIGHTS_LABEL"] == {"value": "run-7/3", "set": True}
+    assert doctor()["settings"]["KVPROV_WEIGHTS_LABEL"] == {"value": "run-7/3", "set": True, "refused": False}
 
 
 def test_short_digests_are_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,7 +183,7 @@ def test_a_secret_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     found = doctor()
     assert found["secret"]["source"] == "environment"
     assert len(found["secret"]["key_id"]) == 8
-    assert found["settings"]["KVPROV_SECRET"] == {"value": "(set)", "set": True}
+    assert found["settings"]["KVPROV_SECRET"] == {"value": "(set)", "set": True, "refused": False}
 
 
 @pytest.mark.parametrize("case", ["good", "short", "open", "missing", "both", "named"])
@@ -186,11 +205,20 @@ def test_a_secret_is_never_shown(case: str, tmp_path: Path, monkeypatch: pytest.
         assert secret not in result.output
     if case != "good":
         only_unsafe("secret")
+        assert doctor(exit_code=1)["secret"]["source"] == "refused"
+
+
+def test_a_key_id_without_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KVPROV_SECRET_KEY_ID", "fleet-2")
+    only_unsafe("secret")
+    assert doctor(exit_code=1)["secret"]["source"] is None
 
 
 def test_a_required_secret_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KVPROV_REQUIRE_SECRET", "1")
-    only_unsafe("secret")
+    assert "engines do not start" in only_unsafe("secret")["message"]
+    monkeypatch.setenv("KVPROV_MODE", "off")
+    assert "start all the same" in str(unsafe(doctor(exit_code=1)))
 
 
 @pytest.mark.parametrize("value", ["", "other", "other, kvprov"])
@@ -265,6 +293,9 @@ def test_engines_are_found_without_an_import(site: Path) -> None:
     install(site, "mooncake-transfer-engine")
     found = doctor()["engines"]
     assert (found["lmcache"], found["mooncake-transfer-engine"]) == ("9.9", "9.9")
+    shown = run("doctor", "--no-engine").stdout
+    assert re.search(r"LMCache +9\.9 +package lmcache\n", shown)
+    assert re.search(r"Mooncake +9\.9 +package mooncake-transfer-engine\n", shown)
 
 
 def test_an_extension_is_listed(site: Path) -> None:

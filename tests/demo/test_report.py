@@ -70,13 +70,19 @@ def test_report_says_what_was_measured() -> None:
     assert "served 0 foreign tokens and gave 200 of 200 answers as it does alone" in text
     assert f"still reads all {LOADABLE:,} tokens of its own state" in text
     assert "4.5.6" in text
+    assert (
+        "A's adapter had the same bytes in every process, B's adapter had the same bytes in every process, and the two "
+        "differ." in text
+    )
+    assert "Equal in all 9 processes." in text
+    assert "they include the engine's start" in text
 
 
 def test_report_of_failed_claims_says_so() -> None:
     bad = results(cross_bound=loads(A=128), renamed_bound=loads())
     text = " ".join("".join(checked(report.render(bad)).text).split())
     assert "2 of 9 claims do not hold" in text
-    assert "Does not hold: 128 foreign tokens read" in text
+    assert "Does not hold. 128 foreign tokens read" in text
     assert "served 128 foreign tokens" in text
     assert "still reads all" not in text
 
@@ -126,5 +132,5 @@ def test_table_names_the_claims_that_do_not_hold() -> None:
     console = Console(file=io.StringIO(), width=200)
     table.show(results(cross_bound=loads(A=128)), console, Path("out"))
     printed = console.file.getvalue()  # type: ignore[attr-defined]
-    assert "DOES NOT HOLD  With kvprov, B is served nothing of A's: 128 foreign tokens read" in printed
+    assert "DOES NOT HOLD  With kvprov, B is served nothing of A's. 128 foreign tokens read" in printed
     assert "claims hold" not in printed

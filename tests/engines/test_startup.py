@@ -82,8 +82,8 @@ CONNECTORS = {
 EXPLICIT_REFUSALS = {
     f"explicit with {name}": Refusal(
         {"connector": EXPLICIT, **launch},
-        "BindingError: kvprov is not in effect in this process, although kvprov.engines.vllm",
-        "Let VLLM_PLUGINS be unset or name kvprov, and let KVPROV_MODE be unset or enforce.",
+        "BindingError: kvprov is not in effect in this process, although kvprov.engines.vllm.connector",
+        "Let VLLM_PLUGINS be unset or name kvprov, and let KVPROV_MODE be unset or enforce; or, to run without any",
     )
     for name, launch in {
         "no plugins": {"env": {"VLLM_PLUGINS": ""}},
@@ -168,7 +168,7 @@ SETTINGS = {
     "short secret": Refusal({"env": {"KVPROV_SECRET": "hunter2"}}, "", "16"),
     "no secret": Refusal(
         {"env": {"KVPROV_REQUIRE_SECRET": "1"}},
-        "BindingError: KVPROV_REQUIRE_SECRET is set and there is no fleet secret.",
+        "SettingsError: KVPROV_REQUIRE_SECRET is set and there is no fleet secret.",
         "Set KVPROV_SECRET_FILE to a file of at least 16 random bytes",
     ),
 }

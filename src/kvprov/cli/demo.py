@@ -16,7 +16,7 @@ _DEMO_COULD_NOT_RUN: Final = 2
 @click.command()
 @click.option(
     "--output",
-    type=click.Path(file_okay=False, path_type=Path),
+    type=click.Path(file_okay=False, writable=True, path_type=Path),
     default=Path("build/demo"),
     show_default=True,
     metavar="DIR",
@@ -29,6 +29,12 @@ def demo(ctx: click.Context, output: Path) -> None:
     Runs vLLM on this machine with a small bundled model, without kvprov and with it. Takes some minutes. Exits with 1
     when a claim does not hold.
     """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise click.BadParameter(
+            f"the folder {str(output)!r} cannot be created: {error.strerror or error}.", ctx, param_hint="'--output'"
+        ) from error
     try:
         from kvprov.demo import run
 

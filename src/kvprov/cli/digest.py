@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import BinaryIO
+import os
+from typing import BinaryIO, Final
 
 import click
 
+from kvprov.cli.failure import SUBJECT
 from kvprov.cli.options import json_option
 from kvprov.contract.document import evaluate, parse_document
 from kvprov.contract.key import DigestBits, key_text
+
+_BITS: Final = "KVPROV_DIGEST_BITS"
+_STDIN: Final = "<stdin>"
 
 
 @click.command()
@@ -18,10 +23,11 @@ from kvprov.contract.key import DigestBits, key_text
 @click.option(
     "--bits",
     type=click.Choice([str(int(bits)) for bits in DigestBits]),
-    help="How much of the digest to print: 256 bits (the default) or its first 128.",
+    help=f"How much of the digest to print: 256 bits or its first 128. The default is {_BITS}, else 256.",
 )
 @json_option
-def digest(file: BinaryIO, as_hex: bool, bits: str | None, as_json: bool) -> None:
+@click.pass_context
+def digest(ctx: click.Context, file: BinaryIO, as_hex: bool, bits: str | None, as_json: bool) -> None:
     """Print the digest of a registry and a descriptor.
 
     FILE is a JSON document of the form that the specification gives in section 8, as each test vector is; - is
@@ -30,8 +36,11 @@ def digest(file: BinaryIO, as_hex: bool, bits: str | None, as_json: bool) -> Non
     """
     if as_json and (as_hex or bits):
         raise click.UsageError("--json has every form of the digest: leave out --hex and --bits.")
+    width = DigestBits(int(bits)) if bits else _default_width()
+    name = getattr(file, "name", _STDIN)
+    if name != _STDIN:
+        ctx.meta[SUBJECT] = name
     result = evaluate(*parse_document(file.read()))
-    width = DigestBits(int(bits)) if bits else DigestBits.FULL
     if as_json:
         forms = {
             "text": result.text,
@@ -45,3 +54,10 @@ def digest(file: BinaryIO, as_hex: bool, bits: str | None, as_json: bool) -> Non
         click.echo(result.digest[: width // 8].hex())
     else:
         click.echo(key_text(result.digest, width))
+
+
+def _default_width() -> DigestBits:
+    from kvprov.settings import load_settings
+
+    # This setting alone: another that is wrong has no part in a digest.
+    return load_settings({name: value for name, value in os.environ.items() if name == _BITS}).digest_bits

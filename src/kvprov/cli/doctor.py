@@ -43,16 +43,15 @@ def doctor(ctx: click.Context, no_engine: bool, as_json: bool) -> None:
 
 
 def _show(console: Console, diagnosis: Diagnosis) -> None:
+    from kvprov.doctor.engines import DISTRIBUTIONS
+
     facts = {section.name: section.facts for section in diagnosis.sections}
     versions = facts["versions"]
     console.print(f"kvprov {versions['kvprov']} on Python {versions['python']}")
     _table(
         console,
         "Settings",
-        [
-            (name, _plain(setting["value"]), "" if setting["set"] else "default")
-            for name, setting in facts["settings"].items()
-        ],
+        [(name, _plain(setting["value"]), _setting_state(setting)) for name, setting in facts["settings"].items()],
     )
     secret = facts["secret"]
     _table(
@@ -63,13 +62,18 @@ def _show(console: Console, diagnosis: Diagnosis) -> None:
     dimensions = facts["dimensions"]
     _table(
         console,
-        "Dimensions bound",
+        "Dimensions",
         [(d["name"], f"{d['half']}, {d['kind']}", "" if d["built_in"] else "extension") for d in dimensions["bound"]]
         + [(name, "WITHHELD", "") for name in dimensions["withheld"]],
     )
     cache = facts["cache"]
     _table(console, "Digest cache", [(cache["state"], f"{cache['files']} files", cache["folder"])])
-    _table(console, "Engines and tiers", list(facts["engines"].items()) or [("none installed",)])
+    _table(
+        console,
+        "Engines and tiers",
+        [(DISTRIBUTIONS[name], version, f"package {name}") for name, version in facts["engines"].items()]
+        or [("none installed",)],
+    )
     _table(
         console,
         "Plugins",
@@ -138,6 +142,10 @@ def _plain(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _setting_state(setting: dict[str, Any]) -> str:
+    return "REFUSED" if setting["refused"] else "" if setting["set"] else "default"
 
 
 def _mode(secret: dict[str, Any]) -> str:

@@ -23,6 +23,9 @@ OUTPUT_CLOSED: Final = 141
 WANTS_JSON: Final = "kvprov.json"
 """The member of a context's `meta` that says whether `--json` was given."""
 
+SUBJECT: Final = "kvprov.subject"
+"""The member of a context's `meta` that names the file that is being read, for errors that do not name it."""
+
 
 def one_line(text: str) -> str:
     """Return `text` on one line, without what would move a terminal's cursor: file names can hold anything."""
@@ -42,13 +45,28 @@ def _exit_code(error: KvprovError) -> int:
     return ENGINE if isinstance(error, BindingError) else INPUT
 
 
+def _sentence(text: str) -> str:
+    """Return `text` with a full stop: click ends some of its messages with one."""
+    return text if text.endswith((".", "?", "!")) else f"{text}."
+
+
 def _fail(
-    ctx: click.Context, exit_code: int, code: str, message: str, advice: str = "", *, shown: str = ""
+    ctx: click.Context,
+    exit_code: int,
+    code: str,
+    message: str,
+    advice: str = "",
+    *,
+    shown: str = "",
+    subject: str = "",
 ) -> NoReturn:
-    """Report an error and exit. `shown` stands before the message for people, who do not see its code otherwise."""
-    click.echo(f"kvprov: {one_line(f'{shown}{message} {advice}')}", err=True)
+    """Report an error and exit.
+
+    `subject` stands before the message, and `shown` between them for people, who do not see the error's code otherwise.
+    """
+    click.echo(f"kvprov: {one_line(f'{subject}{shown}{message} {advice}')}", err=True)
     if ctx.meta.get(WANTS_JSON):
-        click.echo(json.dumps({"error": {"code": code, "message": message, "advice": advice}}))
+        click.echo(json.dumps({"error": {"code": code, "message": f"{subject}{message}", "advice": advice}}))
     raise click.exceptions.Exit(exit_code)
 
 
@@ -68,10 +86,11 @@ def reported(ctx: click.Context) -> Iterator[None]:
         yield
     except click.ClickException as error:
         where = getattr(error, "ctx", None) or ctx
-        _fail(ctx, INPUT, "usage", error.format_message(), f"See '{where.command_path} --help'.")
+        _fail(ctx, INPUT, "usage", _sentence(error.format_message()), f"See '{where.command_path} --help'.")
     except KvprovError as error:
+        subject = f"{ctx.meta[SUBJECT]}: " if SUBJECT in ctx.meta else ""
         shown = f"{error.code}: " if isinstance(error, ContractError) else ""
-        _fail(ctx, _exit_code(error), error_code(error), error.message, error.advice, shown=shown)
+        _fail(ctx, _exit_code(error), error_code(error), error.message, error.advice, shown=shown, subject=subject)
     except KeyboardInterrupt:
         # The blank line ends the terminal's "^C".
         click.echo("\nkvprov: interrupted.", err=True)

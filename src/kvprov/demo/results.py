@@ -80,6 +80,13 @@ class Claim:
     holds: bool
 
 
+def _same(worker: str, digests: set[str]) -> str:
+    """Return in words whether every process of a worker had the same adapter."""
+    if len(digests) == 1:
+        return f"{worker}'s adapter had the same bytes in every process"
+    return f"{worker}'s adapter had {len(digests)} different contents"
+
+
 def percent(share: float) -> str:
     """Return a share as text, as in `98.5 %`."""
     return f"{100 * share:.1f} %"
@@ -198,8 +205,8 @@ class Results:
         return Claim(
             "adapters_are_as_said",
             "A's and B's adapters differ, and the renamed one has the very bytes of B's",
-            f"{len(theirs)} content of A's, {len(mine)} of B's"
-            + (f"; the renamed one shares a name, folder or number with {', '.join(kept)}" if kept else ""),
+            f"{_same('A', theirs)}, {_same('B', mine)}, and the two {'share bytes' if mine & theirs else 'differ'}"
+            + (f"; the renamed one has a name, folder or number in common with {', '.join(kept)}" if kept else ""),
             len(mine) == len(theirs) == 1 and mine != theirs and not kept,
         )
 
@@ -212,7 +219,7 @@ class Results:
         return Claim(
             "measures_agree",
             "Engine counter, request outputs and files opened give the same tokens in every process",
-            f"they differ in {', '.join(differing)}" if differing else f"equal in all {len(self.outcomes)} processes",
+            f"They differ in {', '.join(differing)}" if differing else f"Equal in all {len(self.outcomes)} processes",
             not differing,
         )
 

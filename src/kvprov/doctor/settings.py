@@ -14,20 +14,19 @@ from kvprov.identity.domain import load_secret
 from kvprov.identity.label import label
 from kvprov.settings import NAMES, Mode, Settings, load_settings
 
-_SHOWN_AS_SET = ("SECRET", "TOKEN", "PASSWORD")
+_SHOWN_AS_SET = {"KVPROV_SECRET"}
 _MEND = "Correct it, or unset it."
 
 
 def settings_section() -> tuple[Settings, Section]:
     """Return the settings, with defaults for what cannot be used, and what there is to say about them."""
     section = Section("settings", {})
-    settings = _usable(section)
-    section.facts = {name: {"value": _shown(name, settings), "set": name in os.environ} for name in NAMES}
+    settings, refused = _usable(section)
     if settings.mode is Mode.OFF:
         section.unsafe(
             "kvprov is off: engines share without regard to provenance.", "Unset KVPROV_MODE.", check="KVPROV_MODE"
         )
-    if settings.digest_bits is DigestBits.SHORT:
+    elif settings.digest_bits is DigestBits.SHORT:
         section.add(
             Level.WARNING,
             "Keys hold 128 bits of each digest; whoever uploads adapters could search for two that collide.",
@@ -38,13 +37,19 @@ def settings_section() -> tuple[Settings, Section]:
         try:
             label(settings.weights_label)
         except KvprovError as error:
+            refused.add("KVPROV_WEIGHTS_LABEL")
             section.unsafe(error.message, error.advice, check="KVPROV_WEIGHTS_LABEL")
+    section.facts = {
+        name: {"value": _shown(name, settings, name in refused), "set": name in os.environ, "refused": name in refused}
+        for name in NAMES
+    }
     return settings, section
 
 
-def _usable(section: Section) -> Settings:
-    """Return the settings without those that an engine would refuse to start with. Each of them is noted."""
+def _usable(section: Section) -> tuple[Settings, set[str]]:
+    """Return the settings without those that an engine would refuse to start with, and their names. Each is noted."""
     usable = {}
+    refused = set()
     for name, value in sorted(os.environ.items()):
         if not name.startswith("KVPROV_"):
             continue
@@ -52,6 +57,7 @@ def _usable(section: Section) -> Settings:
         try:
             load_settings({name: value})
         except KvprovError as error:
+            refused.add(name)
             cause = error.__cause__
             if cause is None:
                 section.unsafe(error.message, error.advice, check=name)
@@ -60,16 +66,13 @@ def _usable(section: Section) -> Settings:
                 section.unsafe(f"{name} cannot be used: {why}", _MEND, check=name)
         else:
             usable[name] = value
-    try:
-        return load_settings(usable)
-    except KvprovError as error:
-        section.unsafe(error.message, error.advice)
-        return load_settings({})
+    return load_settings(usable), refused
 
 
-def _shown(name: str, settings: Settings) -> Any:
-    value = getattr(settings, name.removeprefix("KVPROV_").lower())
-    if isinstance(value, str) and name.endswith(_SHOWN_AS_SET):
+def _shown(name: str, settings: Settings, refused: bool) -> Any:
+    # What stands in for a refused value would be taken for what is in effect: no engine starts with either.
+    value = os.environ[name] if refused else getattr(settings, name.removeprefix("KVPROV_").lower())
+    if isinstance(value, str) and name in _SHOWN_AS_SET:
         return "(set)"
     if isinstance(value, Path):
         return str(value)
@@ -83,6 +86,8 @@ def secret_section(settings: Settings) -> Section:
     try:
         secret = load_secret(file=file, value=settings.secret, key_id=settings.secret_key_id)
     except KvprovError as error:
+        if file is not None or settings.secret is not None:
+            section.facts["source"] = "refused"
         section.unsafe(error.message, error.advice)
         return section
     if secret is not None:
@@ -91,8 +96,9 @@ def secret_section(settings: Settings) -> Section:
         return section
     advice = "Set KVPROV_SECRET_FILE to a file of at least 16 random bytes, the same on every worker."
     if settings.require_secret:
-        section.unsafe("A fleet secret is required and there is none: engines do not start.", advice)
-    else:
+        effect = "start all the same, since kvprov is off" if settings.mode is Mode.OFF else "do not start"
+        section.unsafe(f"A fleet secret is required and there is none: engines {effect}.", advice)
+    elif settings.mode is not Mode.OFF:
         section.add(
             Level.WARNING,
             "There is no fleet secret: tenants are kept apart, but whoever can list the store can test guesses of "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +28,8 @@ from kvprov.engines.vllm.log import logger
 from kvprov.engines.vllm.stamp import Stamp, make_stamp, set_stamp, stamp_of
 from kvprov.errors import BindingError
 from kvprov.extensions import Extension, load_extensions, registry_with
-from kvprov.identity.domain import FleetSecret, load_secret, sharing_domain
+from kvprov.fleet import fleet_secret
+from kvprov.identity.domain import FleetSecret, sharing_domain
 from kvprov.identity.label import label
 from kvprov.settings import Settings, load_settings
 
@@ -68,14 +70,7 @@ class EngineBinding:
         self.settings: Settings = load_settings()
         self.extensions: tuple[Extension, ...] = load_extensions()
         self.registry: Registry = registry_with(self.extensions, self.settings.unsafe_withhold)
-        self.secret: FleetSecret | None = load_secret(
-            file=self.settings.secret_file, value=self.settings.secret, key_id=self.settings.secret_key_id
-        )
-        if self.secret is None and self.settings.require_secret:
-            raise BindingError(
-                "KVPROV_REQUIRE_SECRET is set and there is no fleet secret.",
-                "Set KVPROV_SECRET_FILE to a file of at least 16 random bytes, the same on every worker.",
-            )
+        self.secret: FleetSecret | None = fleet_secret(self.settings)
         self.bypasses = Bypasses()
         self._salt_warned = False
         self._executor = executor
@@ -270,8 +265,8 @@ class EngineBinding:
         self.digester = self._digester()
         self._overtake(unfinished, self.worker_reason)
 
-    def summary(self, connector: str) -> str:
-        """Return the start-up line: mode, connector, dimensions, worker digest."""
+    def announce(self, connector: str) -> None:
+        """Log the start-up line: mode, connector, dimensions, worker digest; and the worker's identities."""
         settings = self.settings
         parts = [
             f"mode={settings.mode}",
@@ -285,4 +280,8 @@ class EngineBinding:
             parts.append(f"unknown=({self.worker_reason})")
         if settings.unsafe_withhold:
             parts.append(f"UNSAFE: withheld={','.join(settings.unsafe_withhold)}")
-        return f"kvprov: {' '.join(parts)}"
+        level = logging.WARNING if self.worker_reason or settings.unsafe_withhold else logging.INFO
+        logger.log(level, "kvprov: %s", " ".join(parts))
+        # For two workers that do not share: the one that differs says why.
+        for name, value in sorted(self.worker_values.items()):
+            logger.info("kvprov: %s=%s", name, value.identity if isinstance(value, Known) else value)

@@ -7,7 +7,6 @@ from typing import Any
 
 from kvprov.engines.vllm import connectors, seams, selfcheck
 from kvprov.engines.vllm.binding import EngineBinding
-from kvprov.engines.vllm.log import logger
 
 _ATTRIBUTE = "_kvprov_binding"
 
@@ -41,10 +40,12 @@ def wrap_initialize_kv_caches(original: Callable[..., Any]) -> Callable[..., Any
         setattr(self, _ATTRIBUTE, binding)
         binding.engine = self
         seams.set_starting_engine(binding)
-        transfer = vllm_config.kv_transfer_config
-        if transfer is not None:
+        if vllm_config.kv_transfer_config is not None:
             connectors.check_block_hash(vllm_config.cache_config.prefix_caching_hash_algo)
-        logger.info("%s", binding.summary(transfer.kv_connector if transfer is not None else "none"))
+        elif not vllm_config.cache_config.enable_prefix_caching:
+            # Nothing is keyed, so vLLM makes no block hasher, and there is nothing to check.
+            binding.announce("none")
+            seams.end_of_start()
         return kv_cache_config
 
     return initialize_kv_caches
@@ -56,7 +57,8 @@ def wrap_get_block_hasher(original: Callable[..., Any]) -> Callable[..., Any]:
     def get_block_hasher(hash_block_size: int, caching_hash_fn: Any) -> Any:
         binding = seams.binding_of_starting_engine()
         hasher = binding.hasher(original(hash_block_size, caching_hash_fn))
-        selfcheck.check(binding, hasher, hash_block_size)
+        connector = selfcheck.check(binding, hasher, hash_block_size)
+        binding.announce(connector)
         seams.end_of_start()
         return hasher
 

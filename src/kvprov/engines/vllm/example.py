@@ -55,8 +55,9 @@ class BoundExampleConnector(ExampleConnector):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         if not seams.installed():
             raise BindingError(
-                f"kvprov is not in effect in this process, although {type(self).__module__} is configured.",
-                "Let VLLM_PLUGINS be unset or name kvprov, and let KVPROV_MODE be unset or enforce.",
+                f"kvprov is not in effect in this process, although {connectors.EXPLICIT_MODULE} is configured.",
+                "Let VLLM_PLUGINS be unset or name kvprov, and let KVPROV_MODE be unset or enforce; or, to run without "
+                "any protection, remove kv_connector_module_path.",
             )
         connectors.check_shape(vllm_config.parallel_config)
         super().__init__(vllm_config, role, kv_cache_config)

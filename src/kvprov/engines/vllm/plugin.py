@@ -6,6 +6,7 @@ the engine. So this module imports next to nothing, and everything that can fail
 
 from __future__ import annotations
 
+import logging
 import sys
 
 
@@ -18,8 +19,14 @@ def register() -> None:
     from kvprov.settings import Mode, load_settings
 
     try:
-        if load_settings().mode is Mode.OFF:
+        settings = load_settings()
+        if settings.mode is Mode.OFF:
+            logging.getLogger("vllm.kvprov").warning("kvprov: mode=off: keys are not bound to provenance.")
             return
+        from kvprov.fleet import fleet_secret
+
+        # Here, so that a secret that cannot be used is found before the model is loaded.
+        fleet_secret(settings)
         from kvprov.engines.vllm import seams
 
         seams.install()

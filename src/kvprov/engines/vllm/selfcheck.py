@@ -144,7 +144,7 @@ def _check_connector(binding: EngineBinding, connector: Any, block_size: int) ->
             raise _fail(f"{type(connector).__name__} loads under other keys in a worker than it looks up")
 
 
-def check(binding: EngineBinding, hasher: Callable[[Any], list[Any]], block_size: int) -> None:
+def check(binding: EngineBinding, hasher: Callable[[Any], list[Any]], block_size: int) -> str:
     """Check the engine that is being started.
 
     Args:
@@ -152,11 +152,16 @@ def check(binding: EngineBinding, hasher: Callable[[Any], list[Any]], block_size
         hasher: Its block hasher.
         block_size: How many tokens one hash covers.
 
+    Returns:
+        The name of the engine's connector, "none" when it has none.
+
     Raises:
         BindingError: Binding is not in effect.
     """
     _check_requests(binding, block_size)
     _check_chain(binding, hasher, block_size)
     connector = binding.connector()
-    if connector is not None:
-        _check_connector(binding, connector, binding.token_block_size())
+    if connector is None:
+        return "none"
+    _check_connector(binding, connector, binding.token_block_size())
+    return type(connector).__name__.removeprefix("Bound")
