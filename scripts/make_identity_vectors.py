@@ -13,6 +13,7 @@ from typing import Any, Final, TypeAlias
 
 from blake3 import blake3
 
+from kvprov.contract import Known
 from kvprov.identity import (
     FleetSecret,
     Tensor,
@@ -24,6 +25,9 @@ from kvprov.identity import (
     tensors_digest,
     tensors_identity,
 )
+from kvprov.identity.kv_representation import KvRepresentation, LayerGroup, kv_representation
+from kvprov.identity.model_config import model_config
+from kvprov.identity.precision import Precision, precision
 
 FILE: Final = Path(__file__).resolve().parents[1] / "spec" / "vectors" / "identities.json"
 
@@ -53,19 +57,53 @@ CONFIG: Final[Json] = {
     "bias": "none",
     "task_type": "CAUSAL_LM",
 }
+PRECISION: Final[Json] = {
+    "weight_dtype": "bfloat16",
+    "compute_dtype": "bfloat16",
+    "quantization": None,
+    "parameters": {},
+    "adapter_dtype": None,
+}
+FP8: Final[Json] = PRECISION | {
+    "quantization": "fp8",
+    "parameters": {"checkpoint": {"quant_method": "fp8", "activation_scheme": "dynamic"}, "engine": None},
+}
+GROUP: Final[Json] = {
+    "kind": "attention",
+    "layers": 10,
+    "element": "bfloat16",
+    "encoding": "auto",
+    "kv_heads": 8,
+    "head_size": 128,
+    "head_size_v": 128,
+}
+SMALL_GROUP: Final = GROUP | {"layers": 2, "head_size": 64, "head_size_v": 64}
+MODEL: Final[Json] = {
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 1024,
+    "model_type": "llama",
+    "num_hidden_layers": 12,
+    "rope_parameters": {"rope_theta": 10000.0, "rope_type": "default"},
+    "sliding_window": None,
+    "torch_dtype": "bfloat16",
+}
+RESOLVED: Final[Json] = {
+    "architecture": "LlamaForCausalLM",
+    "disable_sliding_window": False,
+}
 
 
 def tensors(name: str, *listed: Json) -> Json:
     return {"name": name, "kind": "tensors", "tensors": list(listed)}
 
 
-def adapter(name: str, fields: Json | None = None, *, extra: Json | None = None, files: Json | None = None) -> Json:
+def adapter(name: str, fields: Json | None = None, *, engine: Json | None = None, files: Json | None = None) -> Json:
     return {
         "name": name,
         "kind": "adapter",
         "tensors": LORA,
         "config": CONFIG | (fields or {}),
-        "extra": extra or {},
+        "engine": engine or {},
         "files": files or {},
     }
 
@@ -74,9 +112,42 @@ def config(name: str, value: Json) -> Json:
     return {"name": name, "kind": "config", "config": value}
 
 
+def precise(name: str, facts: Json) -> Json:
+    return {"name": name, "kind": "precision", "facts": facts}
+
+
+def represented(name: str, *groups: Json, **facts: str) -> Json:
+    return {
+        "name": name,
+        "kind": "kv_representation",
+        "facts": {
+            "groups": list(groups),
+            "layout": "LBHNC",
+            "packing": "Attention:FLASH_ATTN:16:128+Attention:FLASH_ATTN:16:256",
+        }
+        | facts,
+    }
+
+
+def model(name: str, fields: Json | None = None, resolved: Json | None = None) -> Json:
+    return {
+        "name": name,
+        "kind": "model_config",
+        "config": MODEL | (fields or {}),
+        "resolved": RESOLVED | (resolved or {}),
+    }
+
+
 def keyed(kind: str, name: str, text: str, secret: str | None = SECRET, key_id: str | None = "2026-1") -> Json:
     field = "salt" if kind == "sharing_domain" else "namespace"
     return {"name": name, "kind": kind, field: text, "secret_hex": secret, "key_id": key_id}
+
+
+def half_a_pair(name: str) -> Json:
+    # In octets: strict readers refuse a file of JSON whose texts hold half a surrogate pair.
+    case = keyed("sharing_domain", name, "")
+    del case["salt"]
+    return {**case, "salt_hex": "\ud800".encode("utf-8", "surrogatepass").hex()}
 
 
 def cases() -> list[Json]:
@@ -114,7 +185,7 @@ def cases() -> list[Json]:
         adapter("adapter-init-plain", {"init_lora_weights": "gaussian", "loftq_config": {"loftq_bits": 4}}),
         adapter("adapter-init-changes-base", {"init_lora_weights": "loftq", "loftq_config": {"loftq_bits": 4}}),
         adapter("adapter-unknown-field", {"invented_field": {"on": True}}),
-        adapter("adapter-engine-fact", extra={"is_3d_lora_weight": True}),
+        adapter("adapter-engine-fact", engine={"is_3d_lora_weight": True}),
         adapter("adapter-further-file", files={"new_embeddings.safetensors": "tensors-v1-blake3:" + "00" * 32}),
         config("config-empty", {}),
         config("config-int", {"rope_theta": 10000}),
@@ -128,14 +199,67 @@ def cases() -> list[Json]:
             "config-poses-as-not-finite", {"n": [{"$float": "Infinity"}, {"$float": "-Infinity"}, {"$float": "NaN"}]}
         ),
         config("config-names-by-utf-16", {"\ufb01": 1, "\U00010000": 2, "$": 3, "": 4}),
+        precise("precision", PRECISION),
+        precise(
+            "precision-other-names",
+            PRECISION
+            | {
+                "weight_dtype": "torch.bfloat16",
+                "compute_dtype": "BF16",
+                "parameters": {"checkpoint": None},
+                "adapter_dtype": "bf16",
+            },
+        ),
+        precise("precision-half", PRECISION | {"weight_dtype": "half", "compute_dtype": "torch.float16"}),
+        precise("precision-adapters-otherwise", PRECISION | {"adapter_dtype": "float"}),
+        precise("precision-quantized", FP8),
+        precise(
+            "precision-quantized-null-left-out", FP8 | {"parameters": {"checkpoint": FP8["parameters"]["checkpoint"]}}
+        ),
+        precise("precision-quantized-otherwise", FP8 | {"quantization": "compressed-tensors"}),
+        represented("kv", GROUP, SMALL_GROUP),
+        represented("kv-groups-in-another-order", SMALL_GROUP, GROUP),
+        represented("kv-encoding-said", GROUP | {"encoding": "torch.bfloat16"}, SMALL_GROUP | {"element": "bf16"}),
+        represented("kv-groups-by-resolved-names", GROUP | {"element": "float"}, GROUP | {"element": "fp16"}),
+        represented("kv-fewer-groups", GROUP),
+        represented("kv-another-layout", GROUP, SMALL_GROUP, layout="LBNHC"),
+        represented("kv-another-packing", GROUP, SMALL_GROUP, packing="Attention:FLASH_ATTN:16:512"),
+        represented("kv-fp8-e4m3", GROUP | {"element": "uint8", "encoding": "fp8"}),
+        represented("kv-fp8-e5m2", GROUP | {"element": "uint8", "encoding": "fp8_e5m2"}),
+        represented("kv-latent", GROUP | {"kind": "latent", "kv_heads": 1, "head_size": 576, "head_size_v": 512}),
+        model("model-config"),
+        model(
+            "model-config-ignored-members",
+            {"_name_or_path": "org/model", "num_hidden_layers": 16, "torch_dtype": "float16", "use_cache": False},
+        ),
+        model("model-config-nulls", {"rope_scaling": None}, {"remote_code": None}),
+        model("model-config-another-base", {"rope_parameters": {"rope_theta": 500000.0, "rope_type": "default"}}),
+        model("model-config-window", {"sliding_window": 4096}),
+        model("model-config-unknown-member", {"invented_field": {"on": True}}),
+        model("model-config-null-items", {"layer_types": [None, {"kind": None, "head_dim": 64, "window": 128}]}),
+        model("model-config-text-config", {"text_config": {"num_hidden_layers": 2, "hidden_size": 64}}),
+        model("model-config-text-config-of-more-layers", {"text_config": {"num_hidden_layers": 3, "hidden_size": 64}}),
+        model(
+            "model-config-text-config-of-another-class", {"text_config": {"architectures": ["A"], "hidden_size": 64}}
+        ),
+        model("model-config-vision-config", {"vision_config": {"num_hidden_layers": 2}}),
+        model("model-config-vision-config-of-more-layers", {"vision_config": {"num_hidden_layers": 3}}),
+        model("model-config-another-class", resolved={"architecture": "LlamaModel"}),
+        model("model-config-same-name-resolved", resolved={"hidden_size": 1024}),
+        model(
+            "model-config-longrope",
+            {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "longrope"}},
+            {"max_model_len": 131072},
+        ),
+        model("model-config-remote-code", {"auto_map": {"AutoConfig": "a.B"}}, {"remote_code": "00" * 32}),
+        model("model-config-draft", resolved={"speculative_method": "eagle", "speculative_tokens": 4}),
         keyed("sharing_domain", "domain", "tenant-1"),
         keyed("sharing_domain", "domain-another-salt", "tenant-2"),
         keyed("sharing_domain", "domain-another-secret", "tenant-1", OTHER_SECRET, "2026-2"),
         keyed("sharing_domain", "domain-another-key-id", "tenant-1", SECRET, "2026-2"),
         keyed("sharing_domain", "domain-default-key-id", "tenant-1", SECRET, None),
         keyed("sharing_domain", "domain-without-secret", "tenant-1", None, None),
-        keyed("sharing_domain", "domain-empty-salt", ""),
-        keyed("sharing_domain", "domain-half-a-surrogate-pair", "\ud800"),
+        half_a_pair("domain-half-a-surrogate-pair"),
         keyed("client_namespace", "namespace", "tenant-1"),
         keyed("client_namespace", "namespace-without-secret", "tenant-1", None, None),
         keyed("client_namespace", "namespace-beyond-the-bmp", "\U0001f600"),
@@ -155,25 +279,41 @@ def digest_of(listed: list[Json]) -> bytes:
     )
 
 
+def salt_of(case: Json) -> str:
+    return bytes.fromhex(case["salt_hex"]).decode("utf-8", "surrogatepass") if "salt_hex" in case else case["salt"]
+
+
+def known(case: Json) -> Known:
+    match case["kind"]:
+        case "precision":
+            return precision(Precision(**case["facts"]))
+        case "kv_representation":
+            facts = case["facts"]
+            return kv_representation(KvRepresentation(**facts | {"groups": [LayerGroup(**g) for g in facts["groups"]]}))
+        case "model_config":
+            return model_config(case["config"], case["resolved"])
+        case "sharing_domain":
+            return sharing_domain(salt_of(case), secret_of(case))
+        case "client_namespace":
+            return client_namespace(case["namespace"], secret_of(case))
+    raise ValueError(case["kind"])
+
+
 def identity(case: Json) -> str:
     match case["kind"]:
         case "tensors":
             return tensors_identity(digest_of(case["tensors"]))
         case "adapter":
             return adapter_identity(
-                digest_of(case["tensors"]), case["config"], extra=case["extra"], files=case["files"]
+                digest_of(case["tensors"]), case["config"], extra=case["engine"], files=case["files"]
             )
         case "config":
             return config_identity(json.loads(case["config_text"]) if "config_text" in case else case["config"])
-        case "sharing_domain":
-            return sharing_domain(case["salt"], secret_of(case)).identity
-        case "client_namespace":
-            return client_namespace(case["namespace"], secret_of(case)).identity
-    raise ValueError(case["kind"])
+    return known(case).identity
 
 
 def text() -> str:
-    # One vector a line. ASCII, so that half a surrogate pair survives.
+    # One vector a line.
     lines = [json.dumps(case | {"identity": identity(case)}, allow_nan=False) for case in cases()]
     return "[\n" + ",\n".join(lines) + "\n]\n"
 

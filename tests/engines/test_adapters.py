@@ -338,3 +338,53 @@ def exchange_and_reread(engine: Engine, *, prompt: list[int], folder: Path) -> l
         load(engine, adapter=Adapter("tenant", 1, str(folder), inplace=True))
         given.append(loaded(engine.generate([sequence], adapter=Adapter("tenant", 1, str(folder)), tokens=1)))
     return given
+
+
+def test_the_modules_that_an_engine_applies_adapters_to_are_bound(
+    processes: Processes, models: Models, prompts: list[list[int]], full: int, tmp_path: Path
+) -> None:
+    """An engine that is told to apply adapters to other modules computes other state with the same bytes."""
+    ask = partial(generate, prompts=prompts, adapter=models.adapter("inverted"))
+    restricted = {"lora_target_modules": ["o_proj"]}
+    isolated = processes.run(Launch(models.base, None, "off", args=restricted), ask).results[0]
+    for mode in ("off", "enforce"):
+        store = tmp_path / mode
+        store.mkdir()
+        processes.run(Launch(models.base, store, mode), ask)
+        read = processes.run(Launch(models.base, store, mode, args=restricted), ask).results[0]
+        assert loaded(read) == (full if mode == "off" else 0)
+        assert (tokens(read) == tokens(isolated)) is (mode == "enforce")
+
+
+def mixed(engine: Engine, *, prompts: list[list[int]], adapter: Adapter) -> list[Answer]:
+    """Return the answers of requests without an adapter that share their batches with requests that have one."""
+    from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
+
+    parameters = SamplingParams(temperature=0, max_tokens=4, logprobs=0, detokenize=False, ignore_eos=True)
+    lora = LoRARequest(adapter.name, adapter.number, adapter.path)
+    requests = [{"prompt_token_ids": prompt} for prompt in prompts for _ in range(2)]
+    loras = [one for _ in prompts for one in (lora, None)]
+    engine.llm.generate(requests, parameters, lora_request=loras, use_tqdm=False)
+    return []
+
+
+def test_state_of_mixed_batches_is_not_shared(
+    processes: Processes, models: Models, prompts: list[list[int]], full: int, tmp_path: Path
+) -> None:
+    """On CPU, vLLM 0.32 computes requests without an adapter with that of another one in their batch."""
+    base = partial(generate, prompts=prompts, tokens=4)
+    isolated = processes.run(Launch(models.base, None, "off"), base).results[0]
+    mix = partial(mixed, prompts=prompts, adapter=models.adapter("inverted"))
+    for mode in ("off", "enforce"):
+        store = tmp_path / mode
+        store.mkdir()
+        processes.run(Launch(models.base, store, mode, args={"max_loras": 1}), mix)
+        read = processes.run(Launch(models.base, store, mode), base).results[0]
+        if mode == "off":
+            # The control: stock stores what it computed wrongly, and hands it on.
+            assert loaded(read) > 0
+            assert read != isolated
+        else:
+            assert loaded(read) == 0
+            assert read == isolated

@@ -69,15 +69,62 @@ def test_the_prefix_cache_tells_salts_and_adapters_apart(processes: Processes, m
     ask = partial(generate, prompts=prompts, tokens=1, one_by_one=True)
     run = processes.run(
         Launch(models.base, None, env={"KVPROV_DIGEST_BITS": bits}, args={"enable_prefix_caching": True}),
+        partial(ask, salt="a"),
+        partial(ask),
+        partial(ask),
         partial(ask, adapter=models.adapter("standard", 1), salt="a"),
         partial(ask, adapter=models.adapter("standard", 1), salt="a"),
         partial(ask, adapter=models.adapter("inverted", 2), salt="a"),
         partial(ask, adapter=models.adapter("standard", 1), salt="b"),
-        partial(ask, salt="a"),
-        partial(ask),
-        partial(ask),
     )
-    assert [loaded(answers) for answers in run.results] == [0, full, 0, 0, 0, 0, full]
+    assert [loaded(answers) for answers in run.results] == [0, 0, full, 0, full, 0, 0]
+
+
+def negate(worker: Any) -> None:
+    """What a trainer may do to a worker: here, to turn every weight around."""
+    for parameter in worker.get_model().parameters():
+        parameter.data.neg_()
+
+
+def call(engine: Engine, *, method: Any) -> None:
+    engine.llm.collective_rpc(method)
+
+
+@pytest.mark.parametrize("method", ["reset_weights", negate], ids=["reset_weights", "any function"])
+def test_what_may_change_weights_ends_trust_in_them(
+    processes: Processes, models: Models, store: Any, prompts: list[list[int]], full: int, method: Any
+) -> None:
+    """A trainer's own methods have names that nobody can list: so all but those known to keep them count."""
+    ask = partial(generate, prompts=prompts, tokens=4, one_by_one=True)
+    run = processes.run(
+        Launch(models.base, store, args={"enable_prefix_caching": True}), ask, ask, partial(call, method=method), ask
+    )
+    assert [loaded(run.results[i]) for i in (0, 1, 3)] == [0, full, 0]
+    assert len(list(store.iterdir())) == len(prompts)
+
+
+def test_what_keeps_weights_keeps_trust(
+    processes: Processes, models: Models, store: Any, prompts: list[list[int]], full: int
+) -> None:
+    ask = partial(generate, prompts=prompts, tokens=4)
+    run = processes.run(
+        Launch(models.base, store), ask, partial(call, method="check_health"), partial(call, method="list_loras"), ask
+    )
+    assert [loaded(run.results[i]) for i in (0, 3)] == [0, full]
+
+
+def test_weights_that_sleep_drops_are_not_trusted(
+    processes: Processes, models: Models, store: Any, prompts: list[list[int]], full: int
+) -> None:
+    ask = partial(generate, prompts=prompts, tokens=4)
+    steps = [ask, partial(sleep, level=1), ask, partial(sleep, level=2), ask]
+    run = processes.run(Launch(models.base, store, args={"enable_sleep_mode": True}), *steps)
+    assert [loaded(run.results[i]) for i in (0, 2, 4)] == [0, full, 0]
+
+
+def sleep(engine: Engine, *, level: int) -> None:
+    engine.llm.sleep(level)
+    engine.llm.wake_up()
 
 
 def reload(engine: Engine, *, path: str) -> None:

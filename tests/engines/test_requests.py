@@ -173,3 +173,14 @@ def test_a_rotated_secret_leaves_salted_entries_cold_and_unsalted_ones_warm(
     assert [loaded(answers) for answers in same.results] == [full, full]
     assert [loaded(answers) for answers in rotated.results] == [0, full]
     assert "no fleet secret" not in seeded.log
+
+
+@pytest.mark.parametrize("salt", [5, ["x"], b"a"])
+def test_a_salt_that_is_no_text_bypasses(processes: Processes, models: Models, store: Path, salt: object) -> None:
+    """Within one process nothing checks a salt's type. Stock answers, and so does a bound engine."""
+    prompts = models.prompts(1)
+    ask = partial(generate, prompts=prompts, salt=salt, tokens=1)
+    run = processes.run(Launch(models.base, store), ask, ask, timeout=60)
+    assert [loaded(answers) for answers in run.results] == [0, 0]
+    assert list(store.iterdir()) == []
+    assert "sharing_domain: the salt is not text" in run.log

@@ -96,20 +96,94 @@ def effective(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def adapter_identity(
-    tensors: list[dict[str, Any]], config: dict[str, Any], extra: dict[str, Any], files: dict[str, str]
+    tensors: list[dict[str, Any]], config: dict[str, Any], engine: dict[str, Any], files: dict[str, str]
 ) -> str:
     bound = effective(config)
-    if extra:
-        bound["kvprov:engine"] = extra
+    if engine:
+        bound["kvprov:engine"] = engine
     if files:
         bound["kvprov:files"] = files
     preimage = prefixed(b"kv-adapter/1") + tensors_digest(tensors) + prefixed(canonical(bound).encode())
     return "adapter-v1-blake3:" + blake3(preimage).hexdigest()
 
 
-def keyed(tag: str, value: str, secret: str | None, key_id: str | None) -> str:
+def element_type(name: str) -> str:
+    name = name.removeprefix("torch.").lower()
+    assert name not in ("auto", "none", "")
+    for one, others in {
+        "float16": ["half", "fp16", "f16"],
+        "bfloat16": ["bf16"],
+        "float32": ["float", "fp32", "f32"],
+        "float64": ["double"],
+        "fp8_e4m3": ["fp8", "float8_e4m3fn"],
+        "fp8_e5m2": ["float8_e5m2"],
+    }.items():
+        if name in others:
+            return one
+    return name
+
+
+def precision(facts: dict[str, Any]) -> str:
+    resolved = dict(facts)
+    if resolved["adapter_dtype"] is None:
+        resolved["adapter_dtype"] = resolved["compute_dtype"]
+    for member in ("weight_dtype", "compute_dtype", "adapter_dtype"):
+        resolved[member] = element_type(resolved[member])
+    if resolved["quantization"] is None:
+        resolved["parameters"] = {}
+    return config_identity(resolved)
+
+
+def kv_representation(facts: dict[str, Any]) -> str:
+    members = ("kind", "layers", "element", "encoding", "kv_heads", "head_size", "head_size_v")
+    groups = []
+    for group in facts["groups"]:
+        assert set(group) == set(members)
+        element = element_type(group["element"])
+        encoding = element if group["encoding"] == "auto" else element_type(group["encoding"])
+        groups.append(group | {"element": element, "encoding": encoding})
+    groups.sort(key=lambda group: [bytes(str(group[member]), "utf-8") for member in members])
+    return config_identity(facts | {"groups": groups})
+
+
+NO_PART = (
+    *("dtype", "torch_dtype", "quantization_config", "compression_config"),
+    *("num_key_value_heads", "num_hidden_layers", "head_dim"),
+    *("_name_or_path", "name_or_path", "_commit_hash", "transformers_version"),
+    *("_attn_implementation", "_attn_implementation_internal", "attn_implementation"),
+    "architectures",
+    *("attention_dropout", "embd_pdrop", "gradient_checkpointing", "hidden_dropout"),
+    *("pretraining_tp", "resid_pdrop"),
+    *("chunk_size_feed_forward", "finetuning_task", "id2label", "label2id"),
+    *("output_attentions", "output_hidden_states", "problem_type", "return_dict"),
+    *("task_specific_params", "tokenizer_class", "use_cache"),
+)
+
+
+# Read by their owner at the top level; the second row also in the top level's text_config.
+AT_THE_TOP = ("architectures", "quantization_config", "compression_config")
+IN_THE_LANGUAGE_MODEL = ("dtype", "torch_dtype", "num_key_value_heads", "num_hidden_layers", "head_dim")
+
+
+def without_ignored(value: Any, where: tuple[str, ...] = ()) -> Any:
+    if isinstance(value, list):
+        return [without_ignored(item, (*where, "[]")) for item in value]
+    if isinstance(value, dict):
+        bound: tuple[str, ...] = ()
+        if where:
+            bound = AT_THE_TOP if where == ("text_config",) else AT_THE_TOP + IN_THE_LANGUAGE_MODEL
+        kept = {n: item for n, item in value.items() if item is not None and (n not in NO_PART or n in bound)}
+        return {name: without_ignored(item, (*where, name)) for name, item in kept.items()}
+    return value
+
+
+def model_config(config: dict[str, Any], resolved: dict[str, Any]) -> str:
+    return config_identity({"config": without_ignored(config), "resolved": without_ignored(resolved)})
+
+
+def keyed(tag: str, value: bytes, secret: str | None, key_id: str | None) -> str:
     """`secret` is hex."""
-    message = prefixed(tag.encode()) + prefixed(value.encode("utf-8", "surrogatepass"))
+    message = prefixed(tag.encode()) + prefixed(value)
     if secret is None:
         return "sha256:" + base64.urlsafe_b64encode(hashlib.sha256(message).digest()).decode().strip("=")
     key = bytes.fromhex(secret)
@@ -119,9 +193,9 @@ def keyed(tag: str, value: str, secret: str | None, key_id: str | None) -> str:
     return f"hmac-sha256.{key_id}:" + base64.urlsafe_b64encode(mac).decode().strip("=")
 
 
-def sharing_domain(salt: str, secret: str | None, key_id: str | None) -> str:
+def sharing_domain(salt: bytes, secret: str | None, key_id: str | None) -> str:
     return keyed("kv-domain/1", salt, secret, key_id)
 
 
-def client_namespace(value: str, secret: str | None, key_id: str | None) -> str:
+def client_namespace(value: bytes, secret: str | None, key_id: str | None) -> str:
     return keyed("kv-namespace/1", value, secret, key_id)

@@ -119,6 +119,31 @@ def test_model_config_binds_nested_fields_and_what_the_engine_decided() -> None:
     assert model_config({"architecture": "A"}, {}) != model_config({}, {"architecture": "A"})
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        # What the nested language model is, and how it is quantized: nobody else reads it there.
+        ({"text_config": {"architectures": ["A"]}}, {"text_config": {"architectures": ["B"]}}),
+        ({"text_config": {"quantization_config": {"bits": 4}}}, {"text_config": {"quantization_config": {"bits": 8}}}),
+        # Towers beside the language model.
+        ({"vision_config": {"num_hidden_layers": 23}}, {"vision_config": {"num_hidden_layers": 24}}),
+        ({"vision_config": {"head_dim": 64}}, {"vision_config": {"head_dim": 128}}),
+        ({"vision_config": {"torch_dtype": "float32"}}, {"vision_config": {"torch_dtype": "bfloat16"}}),
+        ({"layers": [{"num_hidden_layers": 1}]}, {"layers": [{"num_hidden_layers": 2}]}),
+        ({"vision_config": {"text_config": {"head_dim": 1}}}, {"vision_config": {"text_config": {"head_dim": 2}}}),
+        # Token ids that some models embed, and a range that one of them scales by.
+        *[({name: 1}, {name: 2}) for name in ("bos_token_id", "eos_token_id", "pad_token_id", "initializer_range")],
+    ],
+)
+def test_what_nobody_else_owns_is_bound(one: dict[str, object], other: dict[str, object]) -> None:
+    assert model_config(one) != model_config(other)
+
+
+def test_the_nested_language_models_shape_is_kv_representations() -> None:
+    for field in ("num_key_value_heads", "num_hidden_layers", "head_dim", "dtype", "torch_dtype"):
+        assert model_config({"text_config": {field: 7}}) == model_config({"text_config": {field: 8}})
+
+
 def test_each_fact_belongs_to_one_dimension() -> None:
     """Heads, layers and head size change kv_representation alone, element types change precision alone."""
     for field in (

@@ -30,9 +30,9 @@ _STDIN: Final = "<stdin>"
 def digest(ctx: click.Context, file: BinaryIO, as_hex: bool, bits: str | None, as_json: bool) -> None:
     """Print the digest of a registry and a descriptor.
 
-    FILE is a JSON document of the form that the specification gives in section 8, as each test vector is; - is
-    standard input. The digest is printed as it enters keys. With --json: text, text_128, digest_hex,
-    worker_digest_hex and enc_hex.
+    FILE is a JSON document of the form that the specification gives in section 8, as each vector of
+    descriptors.json is; - is standard input. The digest is printed as it enters keys. With --json: text, text_128,
+    digest_hex, worker_digest_hex and enc_hex.
     """
     if as_json and (as_hex or bits):
         raise click.UsageError("--json has every form of the digest: leave out --hex and --bits.")

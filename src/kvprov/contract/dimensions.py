@@ -55,7 +55,7 @@ BUILT_IN: Final = Registry(
 )
 
 NOT_BOUND: Final = {
-    "attention_backend": "Kernels differ in rounding only; binding them would split fleets of mixed hardware.",
+    "kernels": "They differ in rounding. How an attention backend lays out its entries is kv_representation's.",
     "batch_shape": "What ran beside a request changes rounding only, and is not known when its key is made.",
     "tokenizer": "Keys hold token ids, the tokenizer's result; two tokenizers that agree on ids may share.",
     "engine_version": "A release that changes KV state changes model_config or kv_representation, which are bound.",

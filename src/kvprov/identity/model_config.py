@@ -30,29 +30,36 @@ IGNORED_FIELDS: Final[Mapping[str, str]] = {
     # Sampling, training and output options of the configuration file.
     "architectures": "resolved to the class that the engine runs, which is bound as `architecture`",
     "attention_dropout": "training only",
-    "bos_token_id": _NOT_STATE,
     "chunk_size_feed_forward": _NOT_STATE,
     "embd_pdrop": "training only",
-    "eos_token_id": _NOT_STATE,
     "finetuning_task": _NOT_STATE,
     "gradient_checkpointing": "training only",
     "hidden_dropout": "training only",
     "id2label": _NOT_STATE,
-    "initializer_range": "training only",
     "label2id": _NOT_STATE,
     "output_attentions": _NOT_STATE,
     "output_hidden_states": _NOT_STATE,
-    "pad_token_id": _NOT_STATE,
     "pretraining_tp": "training only",
     "problem_type": _NOT_STATE,
     "resid_pdrop": "training only",
     "return_dict": _NOT_STATE,
-    "sep_token_id": _NOT_STATE,
     "task_specific_params": _NOT_STATE,
     "tokenizer_class": "token ids are in the key",
     "use_cache": _NOT_STATE,
 }
 """Fields of a model configuration that are not bound, with the reason. Every other field is, known or not."""
+
+_LANGUAGE_MODEL: Final = "text_config"
+_NOT_OWNED_BELOW: Final = frozenset({"architectures", "quantization_config", "compression_config"})
+_NOT_OWNED_ELSEWHERE: Final = _NOT_OWNED_BELOW | {
+    "dtype",
+    "torch_dtype",
+    "num_key_value_heads",
+    "num_hidden_layers",
+    "head_dim",
+}
+"""What the owners of a fact read: the top level, and some of the nested language model. A vision tower's layers, say,
+are nobody else's, so there they are bound."""
 
 
 def effective_config(config: Mapping[str, object]) -> dict[str, object]:
@@ -61,18 +68,20 @@ def effective_config(config: Mapping[str, object]) -> dict[str, object]:
     An absent field and one that is null are one thing: configurations of one model differ in which they write.
     """
 
-    def effective(value: object) -> object:
+    def effective(value: object, bound_here: frozenset[str]) -> object:
         if isinstance(value, Mapping):
             return {
-                str(key): effective(item)
+                str(key): effective(
+                    item, _NOT_OWNED_BELOW if key == _LANGUAGE_MODEL and not bound_here else _NOT_OWNED_ELSEWHERE
+                )
                 for key, item in value.items()
-                if str(key) not in IGNORED_FIELDS and item is not None
+                if item is not None and (str(key) not in IGNORED_FIELDS or str(key) in bound_here)
             }
         if isinstance(value, list | tuple):
-            return [effective(item) for item in value]
+            return [effective(item, bound_here) for item in value]
         return value
 
-    result = effective(config)
+    result = effective(config, frozenset())
     assert isinstance(result, dict)
     return result
 

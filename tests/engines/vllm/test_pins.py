@@ -33,6 +33,7 @@ class Manager:
     def __init__(self) -> None:
         self.loaded: dict[int, str] = {}
         self.pins: AdapterPins
+        self.lora_config: object = None
 
     def list_adapters(self) -> set[int]:
         return set(self.loaded)
@@ -208,6 +209,45 @@ def test_copies_of_processes_that_ended_are_removed_and_those_of_live_ones_are_n
     assert young.exists()
     assert elsewhere.exists()
     os.close(descriptor)
+
+
+def test_no_room_for_copies_leaves_the_adapter_unknown(
+    manager: Manager, tenant: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    request = Request(str(tenant))
+
+    def full(*_: object, **__: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tempfile, "mkdtemp", full)
+        assert ensure(manager, request) is None
+        assert "No space left" in manager.pins.all()[1].reason
+    assert ensure(manager, request) == IDENTITY["standard"]
+
+
+def test_two_processes_may_clean_up_at_once(
+    manager: Manager, tenant: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone = tmp_path / "tmp" / "kvprov-adapters-gone"
+    monkeypatch.setattr(Path, "glob", lambda *_: iter([gone]))
+    assert ensure(manager, Request(str(tenant))) == IDENTITY["standard"]
+
+
+@pytest.mark.parametrize("name", ["a\0b", "x" * 5000, ""])
+def test_a_path_that_is_none_leaves_the_adapter_unknown(manager: Manager, name: str) -> None:
+    assert ensure(manager, Request(name)) is None
+
+
+def test_the_modules_that_are_applied_belong_to_the_identity(manager: Manager, tenant: Path) -> None:
+    request = Request(str(tenant))
+    seen = set()
+    for targets in (None, ["q_proj"], ["v_proj"], ["v_proj", "q_proj"], ["q_proj", "v_proj", "q_proj"]):
+        manager.lora_config = SimpleNamespace(target_modules=targets)
+        adapter = manager.pins.copy(request)
+        seen.add(adapter.identity)
+    assert len(seen) == 4
+    assert IDENTITY["standard"] in seen
 
 
 def test_workers_that_hold_different_bytes_know_nothing() -> None:

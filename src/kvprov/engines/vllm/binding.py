@@ -21,7 +21,7 @@ from kvprov.contract.dimensions import (
 )
 from kvprov.contract.key import NONCE_BYTES, key_text, nonce
 from kvprov.contract.registry import Registry
-from kvprov.engines.vllm import facts, seams, worker
+from kvprov.engines.vllm import facts, quirks, seams, worker
 from kvprov.engines.vllm.adapters import EngineAdapters
 from kvprov.engines.vllm.bypass import Bypasses
 from kvprov.engines.vllm.log import logger
@@ -89,6 +89,8 @@ class EngineBinding:
                     "Remove the plugin that does so, or let it wrap what it finds with functools.wraps.",
                 )
         self.adapters = EngineAdapters(executor) if vllm_config.lora_config is not None else None
+        self._mixes_adapters = quirks.mixes_adapters(vllm_config)
+        self._adapters_in_use = False
         self._request_extensions = [e for e in self._registered() if e.dimension.half is Half.REQUEST]
         self.worker_values: dict[str, Value] = self._worker_values(vllm_config, kv_cache_config)
         self.worker_reason = "; ".join(v.reason for v in self.worker_values.values() if isinstance(v, Unknown))
@@ -135,6 +137,8 @@ class EngineBinding:
         return {name: value for name, value in values.items() if name in self.registry}
 
     def _domain(self, request: Any) -> Value:
+        if request.cache_salt is not None and not isinstance(request.cache_salt, str):
+            return Unknown("sharing_domain: the salt is not text")
         # vLLM's own prefix cache takes an empty salt for none; its HTTP server refuses one.
         if not request.cache_salt:
             return ABSENT
@@ -187,9 +191,15 @@ class EngineBinding:
 
         return bound_hasher
 
+    def _no_adapter(self) -> Value:
+        """Return the value for requests that name no adapter."""
+        if self._mixes_adapters and self._adapters_in_use:
+            return Unknown("adapter: on CPU, vLLM computes requests without one with that of another in the batch")
+        return ABSENT
+
     def _expected_adapter(self, request: Any) -> Value | None:
         if request.lora_request is None:
-            return ABSENT
+            return self._no_adapter()
         if self.adapters is None:
             return Unknown("adapter: this engine has no adapters")
         identity = self.adapters.expected(request.lora_request)
@@ -207,6 +217,9 @@ class EngineBinding:
         self._warn_of_salts(request)
         adapter, changed = self._expected_adapter(request), set[int]()
         if request.lora_request is not None and self.adapters is not None:
+            if self._mixes_adapters and not self._adapters_in_use:
+                self._adapters_in_use = True
+                self._overtake([other for other in unfinished if other.lora_request is None], "adapter: now mixed")
             adapter, changed = self.adapters.settle(request.lora_request, unfinished)
         if not self._stands(stamp_of(request), adapter):
             self.rebind(request, adapter or ABSENT)
@@ -239,7 +252,7 @@ class EngineBinding:
         which belongs to nobody.
         """
         for request in requests:
-            adapter: Value = ABSENT
+            adapter = self._no_adapter()
             if request.num_computed_tokens > 0:
                 adapter = Unknown(reason)
             elif request.lora_request is not None and self.adapters is not None:

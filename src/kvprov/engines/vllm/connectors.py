@@ -56,11 +56,24 @@ def check_shape(parallel_config: Any) -> None:
     Raises:
         BindingError: Several ranks would overwrite each other's entries: the connector names files by layer alone.
     """
-    ranks = parallel_config.tensor_parallel_size * parallel_config.pipeline_parallel_size
+    ranks = parallel_config.world_size
     if ranks > 1:
         raise BindingError(
             f"{EXAMPLE} holds the state of one rank, and this engine has {ranks}: in vLLM, ranks overwrite one file.",
-            "Run it with tensor and pipeline parallel size 1, or use another connector.",
+            "Run it with one worker, or use another connector.",
+        )
+
+
+def check_encoder_tier(vllm_config: Any) -> None:
+    """Check that encoder outputs are not shared.
+
+    Raises:
+        BindingError: An encoder-cache tier is configured. Its keys are identifiers of inputs alone.
+    """
+    if vllm_config.ec_transfer_config is not None:
+        raise BindingError(
+            "kvprov does not bind encoder-cache tiers: their entries would be shared without regard to provenance.",
+            "Remove --ec-transfer-config, or set KVPROV_MODE=off to run without any protection.",
         )
 
 

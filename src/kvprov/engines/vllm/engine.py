@@ -10,17 +10,40 @@ from kvprov.engines.vllm.binding import EngineBinding
 
 _ATTRIBUTE = "_kvprov_binding"
 
-CHANGES_WEIGHTS = (
-    "load_model",
-    "reload_weights",
-    "update_config",
-    "load_weights",
-    "update_weights",
-    "init_weight_update",
-    "start_weight_update",
-    "finish_weight_update",
+KEEPS_WEIGHTS = frozenset(
+    {
+        "add_lora",
+        "annotate_profile",
+        "check_health",
+        "checkpoint_prepare",
+        "compute_weight_checksums",
+        "get_cache_block_size_bytes",
+        "get_compilation_match_table",
+        "get_encoder_timing_stats",
+        "get_kv_cache_spec",
+        "get_kv_connector_handshake_metadata",
+        "get_model_inspection",
+        "get_supported_kv_cache_layouts",
+        "get_supported_tasks",
+        "list_loras",
+        "pin_lora",
+        "profile",
+        "release_late_interaction_query_cache",
+        "remove_lora",
+        "reset_encoder_cache",
+        "reset_mm_cache",
+        "save_sharded_state",
+        "save_tensorized_model",
+        "supports_draft_weight_updates",
+        "synchronize_device",
+        "take_draft_token_ids",
+    }
 )
-"""Worker methods after which the weights may be others than those identified at start."""
+"""Worker methods after which the weights are those identified at start. Any other may have changed them: a trainer's
+own methods have names that nobody can list."""
+
+DISCARDS_WEIGHTS = 2
+"""The level of sleep from which on vLLM drops the weights."""
 
 
 def _binding_of(engine: Any) -> EngineBinding | None:
@@ -35,6 +58,7 @@ def wrap_initialize_kv_caches(original: Callable[..., Any]) -> Callable[..., Any
     """
 
     def initialize_kv_caches(self: Any, vllm_config: Any) -> Any:
+        connectors.check_encoder_tier(vllm_config)
         kv_cache_config = original(self, vllm_config)
         binding = EngineBinding(vllm_config, kv_cache_config, self.model_executor)
         setattr(self, _ATTRIBUTE, binding)
@@ -96,17 +120,30 @@ def wrap_adapter_call(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def wrap_collective_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `EngineCore.collective_rpc` that notices calls which exchange adapters or weights."""
+    """Return `EngineCore.collective_rpc` that notices calls which may exchange adapters or weights."""
 
     def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
         binding = _binding_of(self)
-        name = method if isinstance(method, str) else getattr(method, "__name__", "")
-        if binding is not None and name in CHANGES_WEIGHTS:
-            binding.distrust_weights(f"{name} was called at run time", _unfinished(self))
+        name = method if isinstance(method, str) else getattr(method, "__qualname__", type(method).__qualname__)
+        keeps = isinstance(method, str) and method in KEEPS_WEIGHTS
+        if binding is not None and not keeps:
+            binding.distrust_weights(f"{name} was called at run time, which may change them", _unfinished(self))
         try:
             return original(self, method, *args, **kwargs)
         finally:
-            if binding is not None and "lora" in name:
+            if binding is not None and (not keeps or "lora" in name):
                 binding.resync_adapters(_unfinished(self))
 
     return collective_rpc
+
+
+def wrap_sleep(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `EngineCore.sleep` that notices when the weights are dropped."""
+
+    def sleep(self: Any, level: int = 1, *args: Any, **kwargs: Any) -> Any:
+        binding = _binding_of(self)
+        if binding is not None and level >= DISCARDS_WEIGHTS:
+            binding.distrust_weights(f"the engine slept at level {level}, which drops them", _unfinished(self))
+        return original(self, level, *args, **kwargs)
+
+    return sleep

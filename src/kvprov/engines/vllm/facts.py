@@ -70,17 +70,15 @@ def model_config_value(vllm_config: Any) -> Value:
     config = model.hf_config.to_dict()
     resolved: dict[str, Any] = {
         "architecture": model.architecture,
-        "model_impl": str(model.model_impl),
         "disable_sliding_window": bool(model.disable_sliding_window),
     }
-    rope = str(config.get("rope_parameters") or config.get("rope_scaling") or "")
-    if "longrope" in rope or "dynamic" in rope:
-        # vLLM chooses the factors of these by the length that the engine serves.
+    # vLLM chooses the factors of these by the length that the engine serves; the word may stand at any depth.
+    if any(kind in repr(config) for kind in ("longrope", "dynamic")):
         resolved["max_model_len"] = model.max_model_len
-    speculative = vllm_config.speculative_config
-    if speculative is not None:
-        resolved["speculative_method"] = str(speculative.method)
-        resolved["speculative_tokens"] = speculative.num_speculative_tokens
+    draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
+    if draft is not None and draft is not model:
+        resolved["speculative_method"] = str(vllm_config.speculative_config.method)
+        resolved["speculative_tokens"] = vllm_config.speculative_config.num_speculative_tokens
     try:
         if model.trust_remote_code:
             resolved["remote_code"] = remote_code(model.model, model.code_revision or model.revision, config)

@@ -57,15 +57,16 @@ class PinnedAdapter:
 def _remove_abandoned(parent: Path) -> None:
     """Remove folders of processes that ended without doing so: each live one holds a lock on its folder."""
     for folder in parent.glob(f"{_PREFIX}*"):
-        status = folder.lstat()
-        # A folder is locked right after it is made, so a young one may belong to a process that is just starting.
-        if (
-            not stat.S_ISDIR(status.st_mode)
-            or status.st_uid != os.getuid()
-            or time.time() - status.st_mtime < _YOUNG_SECONDS
-        ):
+        try:
+            status = folder.lstat()
+            age = time.time() - status.st_mtime
+            # A folder is locked right after it is made, so a young one may belong to a process that is starting.
+            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or age < _YOUNG_SECONDS:
+                continue
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            # Another process that is starting was faster.
             continue
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -112,17 +113,35 @@ class AdapterPins:
     def copy(self, lora_request: Any) -> PinnedAdapter:
         """Copy and identify what is at the path of `lora_request` now."""
         pinned, reason = None, ""
-        extra = {"is_3d_lora_weight": True} if getattr(lora_request, "is_3d_lora_weight", False) else {}
         try:
-            pinned = pin_adapter(self._resolve(lora_request.lora_path), self._private_folder(), extra)
+            pinned = pin_adapter(
+                self._resolve(lora_request.lora_path), self._private_folder(), self._application(lora_request)
+            )
         except KvprovError as error:
             reason = error.message
+        except (OSError, ValueError) as error:
+            # No room for a private folder, or a path that is none: nothing that may stop an engine.
+            reason = f"it cannot be copied ({error})"
         return PinnedAdapter(lora_request.lora_name, lora_request.lora_path, pinned, reason)
+
+    def _application(self, lora_request: Any) -> dict[str, Any]:
+        """Return what decides, beside an adapter's own files, how it is applied."""
+        config = getattr(self._manager(), "lora_config", None)
+        targets = getattr(config, "target_modules", None)
+        facts = {
+            "is_3d_lora_weight": bool(getattr(lora_request, "is_3d_lora_weight", False)),
+            "moe_shared_loras": bool(getattr(config, "enable_moe_shared_loras", False)),
+            "target_modules": None if targets is None else sorted(set(targets)),
+        }
+        return {name: fact for name, fact in facts.items() if fact}
 
     def discard(self, adapter: PinnedAdapter | None) -> None:
         """Remove a private copy."""
         if adapter is not None and adapter.pinned is not None:
-            unpin_adapter(adapter.pinned)
+            try:
+                unpin_adapter(adapter.pinned)
+            except KvprovError as error:
+                logger.warning("kvprov: %s", error)
 
     def keep(self, adapter_id: int, adapter: PinnedAdapter) -> None:
         """Make `adapter` the one that `adapter_id` stands for."""

@@ -72,6 +72,7 @@ def all_seams() -> tuple[Seam, ...]:
         Seam(core, "EngineCore.add_lora", ("self", "lora_request"), engine.wrap_adapter_call),
         Seam(core, "EngineCore.remove_lora", ("self", "lora_id"), engine.wrap_adapter_call),
         Seam(core, "EngineCore.collective_rpc", ("self", "method"), engine.wrap_collective_rpc),
+        Seam(core, "EngineCore.sleep", ("self", "level"), engine.wrap_sleep),
         Seam(
             "vllm.distributed.kv_transfer.kv_connector.factory",
             "KVConnectorFactory.get_connector_class",

@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from kvprov.engines.vllm import seams
+from kvprov.engines.vllm import quirks, seams
 from kvprov.engines.vllm.pins import PinnedAdapter, pins_of
 from kvprov.engines.vllm.weights import loaded_weights
 
@@ -33,11 +33,10 @@ class WorkerReport:
 
 
 def _packing(worker: Any) -> str | None:
-    """Describe the entry of one token in each form of layer cache, or return None where the form is not known.
+    """Describe each form of layer cache, or return None where the form is not known.
 
     vLLM views a layer's cache as blocks x heads x tokens x content, whatever the order in memory, which is its layout
-    and bound by name. Blocks are this process's own, tokens the page size and heads a matter of the parallel shape:
-    what is left is the content of one token and head, keys and values as the attention backend lays them out.
+    and bound by name. Blocks are this process's own and heads a matter of the parallel shape.
     """
     forms = set()
     for layer in worker.vllm_config.compilation_config.static_forward_context.values():
@@ -46,7 +45,7 @@ def _packing(worker: Any) -> str | None:
             continue
         if not hasattr(cache, "dim") or cache.dim() != 4:
             return None
-        forms.add(f"{type(layer).__name__}:{cache.shape[3]}")
+        forms.add(quirks.block_form(layer, cache, worker.vllm_config))
     return "+".join(sorted(forms))
 
 
