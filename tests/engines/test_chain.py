@@ -118,7 +118,7 @@ def test_weights_that_sleep_drops_are_not_trusted(
 ) -> None:
     ask = partial(generate, prompts=prompts, tokens=4)
     steps = [ask, partial(sleep, level=1), ask, partial(sleep, level=2), ask]
-    run = processes.run(Launch(models.base, store, args={"enable_sleep_mode": True}), *steps)
+    run = processes.run(Launch(models.base, store), *steps)
     assert [loaded(run.results[i]) for i in (0, 2, 4)] == [0, full, 0]
 
 
