@@ -38,6 +38,9 @@ TWENTY_POINTS = WANTED[:157] + WRONG[157:]
         ({"cross_unbound": {"answers": ALONE}}, "foreign_harm"),
         ({"cross_bound": loads(A=128)}, "bound_reads_nothing_foreign"),
         ({"own_bound": loads(A=128, B=LOADABLE - 128)}, "bound_reads_nothing_foreign"),
+        # A store without A's state proves nothing.
+        ({"cross_bound": {"tokens_offered": {}}}, "bound_reads_nothing_foreign"),
+        ({"cross_bound": {"tokens_offered": {"A": LOADABLE - 128}}}, "bound_reads_nothing_foreign"),
         ({"renamed_bound": loads(A=LOADABLE)}, "bound_reads_nothing_foreign"),
         ({"cross_bound": {"answers": (*ALONE[:-1], " maybe")}}, "bound_answers_as_alone"),
         ({"own_unbound": loads(B=LOADABLE - 128)}, "own_read_is_complete"),

@@ -220,7 +220,7 @@ def test_withholding_a_dimension_reopens_exactly_that_one(matrix: Matrix, withhe
     assert f"UNSAFE: withheld={withheld}" in read.log
 
 
-@pytest.mark.parametrize("name", COMPUTATIONAL)
+@pytest.mark.parametrize("name", [name for name in COMPUTATIONAL if name not in CRASHES])
 def test_dimensions_change_the_answer(matrix: Matrix, name: str) -> None:
-    """Else a foreign read could not be told from an own one."""
+    """Else a foreign read could not be told from an own one. Where stock dies of it, nothing need be told apart."""
     assert matrix["reference", name].answers != matrix["reference", "first"].answers
