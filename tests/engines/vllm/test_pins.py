@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -209,6 +210,47 @@ def test_copies_of_processes_that_ended_are_removed_and_those_of_live_ones_are_n
     assert young.exists()
     assert elsewhere.exists()
     os.close(descriptor)
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_a_young_original_is_looked_at_again_once(
+    manager: Manager, tenant: Path, monkeypatch: pytest.MonkeyPatch, changed: bool
+) -> None:
+    """Its stamps say nothing at first; they must not say so for as long as the adapter is loaded."""
+    request = Request(str(tenant))
+    ensure(manager, request)
+    manager.step(request)
+    first = manager.pins.all()[1]
+    assert not first.still_at_path(request)
+    if changed:
+        put("inverted", tenant)
+    copies = []
+    copy = manager.pins.copy
+    monkeypatch.setattr(manager.pins, "copy", lambda asked: copies.append(copy(asked)) or copies[-1])
+    assert ensure(manager, request) == IDENTITY["standard"]
+    assert copies == []
+    time.sleep(max(0.0, first.look_again_at - time.monotonic()))
+    for _ in range(3):
+        assert ensure(manager, request) == IDENTITY["standard"] == manager.step(request)
+    assert len(copies) == 1
+    # Only what is still there can be recognized without asking.
+    assert manager.pins.all()[1].still_at_path(request) is (not changed)
+
+
+def test_loading_in_place_what_is_not_loaded_keeps_what_was_loaded(
+    manager: Manager, tenant: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tenant exchanges its files right after they were loaded: the identity is that of the loaded ones."""
+    request = Request(str(tenant))
+    ensure(manager, request)
+    load = manager.add_adapter
+
+    def load_and_exchange(asked: Request) -> None:
+        load(asked)
+        put("inverted", tenant)
+
+    monkeypatch.setattr(manager, "add_adapter", load_and_exchange)
+    assert ensure(manager, replace(request, load_inplace=True)) == IDENTITY["standard"] == manager.loaded[1]
 
 
 def test_no_room_for_copies_leaves_the_adapter_unknown(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from kvprov.contract.descriptor import Known, Unknown, Value
 from kvprov.engines.vllm import worker
 from kvprov.engines.vllm.pins import PinnedAdapter
+
+Unfinished: TypeAlias = Callable[[], list[Any]]
+"""Gives the requests that the scheduler has."""
 
 
 def _merge(reports: list[dict[int, PinnedAdapter]]) -> dict[int, PinnedAdapter]:
@@ -45,7 +49,7 @@ class EngineAdapters:
         held = self._held.get(lora_request.lora_int_id)
         return None if held is None or lora_request.load_inplace else held.identity
 
-    def settle(self, lora_request: Any, unfinished: list[Any]) -> tuple[Value, set[int]]:
+    def settle(self, lora_request: Any, unfinished: Unfinished) -> tuple[Value, set[int]]:
         """Return the value for `lora_request`, and the ids of adapters that were exchanged meanwhile.
 
         The workers are asked only when the adapter is not known yet, or when its files changed.
@@ -54,7 +58,7 @@ class EngineAdapters:
         held = self._held.get(adapter_id)
         if held is not None and not lora_request.load_inplace and held.still_at_path(lora_request):
             return self.value(adapter_id), set()
-        in_flight = frozenset(r.lora_request.lora_int_id for r in unfinished if r.lora_request is not None)
+        in_flight = frozenset(r.lora_request.lora_int_id for r in unfinished() if r.lora_request is not None)
         reports = self._executor.collective_rpc(worker.ensure_adapter, args=(lora_request, in_flight))
         return self._replace(_merge(reports), adapter_id)
 

@@ -22,7 +22,7 @@ from kvprov.contract.dimensions import (
 from kvprov.contract.key import NONCE_BYTES, key_text, nonce
 from kvprov.contract.registry import Registry
 from kvprov.engines.vllm import facts, quirks, seams, worker
-from kvprov.engines.vllm.adapters import EngineAdapters
+from kvprov.engines.vllm.adapters import EngineAdapters, Unfinished
 from kvprov.engines.vllm.bypass import Bypasses
 from kvprov.engines.vllm.log import logger
 from kvprov.engines.vllm.stamp import Stamp, make_stamp, set_stamp, stamp_of
@@ -205,21 +205,21 @@ class EngineBinding:
         identity = self.adapters.expected(request.lora_request)
         return None if identity is None else Known(identity)
 
-    def admit(self, request: Any, unfinished: list[Any]) -> None:
+    def admit(self, request: Any, unfinished: Unfinished) -> None:
         """Settle the adapter of `request` before the scheduler sees it, and hash it if that is still to do.
 
         Runs in the engine's main thread.
 
         Args:
             request: One of vLLM's requests.
-            unfinished: The requests that the scheduler has.
+            unfinished: Gives the requests that the scheduler has.
         """
         self._warn_of_salts(request)
         adapter, changed = self._expected_adapter(request), set[int]()
         if request.lora_request is not None and self.adapters is not None:
             if self._mixes_adapters and not self._adapters_in_use:
                 self._adapters_in_use = True
-                self._overtake([other for other in unfinished if other.lora_request is None], "adapter: now mixed")
+                self._overtake([other for other in unfinished() if other.lora_request is None], "adapter: now mixed")
             adapter, changed = self.adapters.settle(request.lora_request, unfinished)
         if not self._stands(stamp_of(request), adapter):
             self.rebind(request, adapter or ABSENT)
@@ -259,24 +259,26 @@ class EngineBinding:
                 adapter = self.adapters.value(request.lora_request.lora_int_id)
             self.rebind(request, adapter)
 
-    def changed(self, adapter_ids: set[int], unfinished: list[Any]) -> None:
+    def changed(self, adapter_ids: set[int], unfinished: Unfinished) -> None:
         """Rebind requests under way whose adapter was exchanged beneath them."""
-        touched = [r for r in unfinished if r.lora_request is not None and r.lora_request.lora_int_id in adapter_ids]
+        if not adapter_ids:
+            return
+        touched = [r for r in unfinished() if r.lora_request is not None and r.lora_request.lora_int_id in adapter_ids]
         self._overtake(touched, "adapter: it was exchanged while the request was running")
 
-    def resync_adapters(self, unfinished: list[Any]) -> None:
+    def resync_adapters(self, unfinished: Unfinished) -> None:
         """Read from the workers which adapters they hold, after somebody told them to load or remove one."""
         if self.adapters is not None:
             self.changed(self.adapters.resync(), unfinished)
 
-    def distrust_weights(self, reason: str, unfinished: list[Any]) -> None:
+    def distrust_weights(self, reason: str, unfinished: Unfinished) -> None:
         """From now on, every request bypasses the shared tier: the weights may have changed."""
         logger.warning("kvprov: %s. From now on, requests bypass the shared tier.", reason)
         self.worker_reason = f"weights: {reason}"
         if WEIGHTS.name in self.worker_values:
             self.worker_values[WEIGHTS.name] = Unknown(self.worker_reason)
         self.digester = self._digester()
-        self._overtake(unfinished, self.worker_reason)
+        self._overtake(unfinished(), self.worker_reason)
 
     def announce(self, connector: str) -> None:
         """Log the start-up line: mode, connector, dimensions, worker digest; and the worker's identities."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvprov.engines.vllm import connectors, seams, selfcheck
+from kvprov.engines.vllm.adapters import Unfinished
 from kvprov.engines.vllm.binding import EngineBinding
 
 _ATTRIBUTE = "_kvprov_binding"
@@ -89,8 +90,9 @@ def wrap_get_block_hasher(original: Callable[..., Any]) -> Callable[..., Any]:
     return get_block_hasher
 
 
-def _unfinished(engine: Any) -> list[Any]:
-    return list(engine.scheduler.requests.values())
+def _unfinished(engine: Any) -> Unfinished:
+    # Asked for only when something was exchanged: a list for each request would cost more the more there are.
+    return lambda: list(engine.scheduler.requests.values())
 
 
 def wrap_add_request(original: Callable[..., Any]) -> Callable[..., Any]:

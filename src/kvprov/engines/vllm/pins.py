@@ -9,6 +9,7 @@ identity are under way. The engine asks for the identity before it hashes a requ
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import shutil
 import stat
@@ -16,13 +17,14 @@ import tempfile
 import time
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from kvprov.contract.errors import KvprovError
 from kvprov.engines.vllm.log import logger
 from kvprov.identity.adapter import Pinned, pin_adapter, sources_unchanged, unpin_adapter
+from kvprov.identity.files import SETTLE_NS
 
 _PREFIX = "kvprov-adapters-"
 _YOUNG_SECONDS = 60.0
@@ -37,12 +39,15 @@ class PinnedAdapter:
         path: The path under which it was asked for.
         pinned: The private copy, or None when the adapter cannot be identified.
         reason: Why it cannot.
+        look_again_at: When to look again at an original that was too young when it was copied for a later change to
+            show in its stamps; seconds of the monotonic clock.
     """
 
     name: str
     path: str
     pinned: Pinned | None
     reason: str = ""
+    look_again_at: float = field(default=math.inf, compare=False)
 
     @property
     def identity(self) -> str | None:
@@ -122,7 +127,10 @@ class AdapterPins:
         except (OSError, ValueError) as error:
             # No room for a private folder, or a path that is none: nothing that may stop an engine.
             reason = f"it cannot be copied ({error})"
-        return PinnedAdapter(lora_request.lora_name, lora_request.lora_path, pinned, reason)
+        look_again_at = math.inf
+        if pinned is not None and not pinned.settled:
+            look_again_at = time.monotonic() + SETTLE_NS / 1e9
+        return PinnedAdapter(lora_request.lora_name, lora_request.lora_path, pinned, reason, look_again_at)
 
     def _application(self, lora_request: Any) -> dict[str, Any]:
         """Return what decides, beside an adapter's own files, how it is applied."""
@@ -168,7 +176,6 @@ class AdapterPins:
         resident: set[int] = set() if manager is None else manager.list_adapters()
         for other in set(self._by_id) - resident - in_flight - {adapter_id}:
             self.discard(self._by_id.pop(other))
-        held = self._by_id.get(adapter_id)
         if lora_request.load_inplace and manager is not None:
             # Loading at once keeps what is loaded and what is identified one thing, also for requests between now
             # and the step in which vLLM would load it.
@@ -176,9 +183,22 @@ class AdapterPins:
                 manager.add_adapter(lora_request)
             except Exception as error:  # noqa: BLE001 - vLLM raises many kinds; the adapter that was loaded stays
                 logger.warning("kvprov: %s could not be loaded in place: %s.", lora_request.lora_path, error)
-        free = adapter_id not in resident and adapter_id not in in_flight
-        if adapter_id not in self._by_id or (free and held is not None and not held.still_at_path(lora_request)):
+            else:
+                return self.all()
+        held = self._by_id.get(adapter_id)
+        if held is None:
             self.keep(adapter_id, self.copy(lora_request))
+        elif not held.still_at_path(lora_request):
+            if adapter_id not in resident and adapter_id not in in_flight:
+                self.keep(adapter_id, self.copy(lora_request))
+            elif time.monotonic() >= held.look_again_at:
+                # Else the engine would ask for as long as the adapter is loaded. The bytes must stay those loaded.
+                again = self.copy(lora_request)
+                if again.identity == held.identity:
+                    self.keep(adapter_id, again)
+                else:
+                    self.discard(again)
+                    self._by_id[adapter_id] = replace(held, look_again_at=math.inf)
         return self.all()
 
     def for_load(self, lora_request: Any) -> PinnedAdapter:
