@@ -118,3 +118,9 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     error = error_json(run("digest", file, "--json"))
     assert error["code"] == code
     assert error["message"].startswith(f"{file}: ")
+
+
+def test_an_endless_document_is_refused() -> None:
+    result = run("digest", "/dev/zero")
+    assert result.exit_code == 2
+    assert "more than" in error_line(result)

@@ -15,6 +15,7 @@ from kvprov.contract.key import DigestBits, key_text
 
 _BITS: Final = "KVPROV_DIGEST_BITS"
 _STDIN: Final = "<stdin>"
+MAX_DOCUMENT_BYTES: Final = 16 << 20
 
 
 @click.command()
@@ -40,7 +41,12 @@ def digest(ctx: click.Context, file: BinaryIO, as_hex: bool, bits: str | None, a
     name = getattr(file, "name", _STDIN)
     if name != _STDIN:
         ctx.meta[SUBJECT] = name
-    result = evaluate(*parse_document(file.read()))
+    content = file.read(MAX_DOCUMENT_BYTES + 1)
+    if len(content) > MAX_DOCUMENT_BYTES:
+        raise click.UsageError(
+            f"The document has more than {MAX_DOCUMENT_BYTES} bytes: check that it is the right file."
+        )
+    result = evaluate(*parse_document(content))
     if as_json:
         forms = {
             "text": result.text,
