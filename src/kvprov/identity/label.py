@@ -14,6 +14,20 @@ _PART: Final = r"[A-Za-z0-9][A-Za-z0-9._+@=-]{0,254}"
 _LABEL: Final = re.compile(rf"{_PART}/{_PART}")
 
 
+def check_run(text: str) -> str:
+    """Return `text`, the RUN of labels to come.
+
+    Raises:
+        SettingsError: No label can have such a run.
+    """
+    if re.fullmatch(_PART, text) is None:
+        raise SettingsError(
+            f"{text[:80]!r} cannot be the run of a label.",
+            "Write a letter or digit, then at most 254 of letters, digits and ._+@=-, for instance grpo-2025-07.",
+        )
+    return text
+
+
 def label(text: str) -> Known:
     """Return the declared identity `label:RUN/VERSION`.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from kvprov.contract.descriptor import ABSENT, Absent, Known, Unknown, Value
@@ -21,12 +22,12 @@ from kvprov.contract.dimensions import (
 )
 from kvprov.contract.key import NONCE_BYTES, key_text, nonce
 from kvprov.contract.registry import Registry
-from kvprov.engines.vllm import facts, quirks, seams, worker
+from kvprov.engines.vllm import connectors, facts, quirks, seams, worker
 from kvprov.engines.vllm.adapters import EngineAdapters, Unfinished
 from kvprov.engines.vllm.bypass import Bypasses
 from kvprov.engines.vllm.log import logger
 from kvprov.engines.vllm.stamp import Stamp, make_stamp, set_stamp, stamp_of
-from kvprov.errors import BindingError
+from kvprov.errors import BindingError, SettingsError
 from kvprov.extensions import Extension, load_extensions, registry_with
 from kvprov.fleet import fleet_secret
 from kvprov.identity.domain import FleetSecret, sharing_domain
@@ -52,6 +53,28 @@ def _value_of(extension: Extension, subject: Any) -> Value:
     if not isinstance(value, Absent | Known | Unknown):
         return Unknown(f"{name}: its value is a {type(value).__name__}")
     return value if not isinstance(value, Unknown) else Unknown(f"{name}: {value.reason.removeprefix(f'{name}: ')}")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerHalf:
+    """What the workers of an engine are at one time. Read as one, since requests are stamped in two threads.
+
+    Attributes:
+        epoch: Counts the changes.
+        values: Of the worker half's dimensions.
+        digester: With an identity of its own in place of each value that is not known.
+        changing: Whether the weights may be changing right now, so that not even two requests of this engine share.
+    """
+
+    epoch: int
+    values: dict[str, Value]
+    digester: Digester
+    changing: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Why it is not known; empty when it is."""
+        return "; ".join(value.reason for value in self.values.values() if isinstance(value, Unknown))
 
 
 class EngineBinding:
@@ -92,13 +115,13 @@ class EngineBinding:
         self._mixes_adapters = quirks.mixes_adapters(vllm_config)
         self._adapters_in_use = False
         self._request_extensions = [e for e in self._registered() if e.dimension.half is Half.REQUEST]
-        self.worker_values: dict[str, Value] = self._worker_values(vllm_config, kv_cache_config)
-        self.worker_reason = "; ".join(v.reason for v in self.worker_values.values() if isinstance(v, Unknown))
-        self.digester = self._digester()
+        self._keyed_by_chain = connectors.keyed_by_chain(vllm_config.kv_transfer_config)
+        values = self._worker_values(vllm_config, kv_cache_config)
+        self.worker = WorkerHalf(0, values, self._digester(values))
 
-    def _digester(self) -> Digester:
+    def _digester(self, values: dict[str, Value]) -> Digester:
         # What is not known of a worker is known to itself: its own prefix cache still works, for this process alone.
-        return Digester(self.registry, _with_nonces(self.worker_values))
+        return Digester(self.registry, _with_nonces(values))
 
     def call_workers(self, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> list[Any]:
         """Call `function(worker, *args)` in each worker process and return what each answers."""
@@ -162,12 +185,18 @@ class EngineBinding:
         reasons = [value.reason for value in values.values() if isinstance(value, Unknown)]
         if reasons:
             values = _with_nonces(values)
-        if self.worker_reason:
-            reasons.append(self.worker_reason)
+        half = self.worker
+        digester = half.digester
+        if half.reason:
+            reasons.append(half.reason)
+            if half.changing or self._keyed_by_chain:
+                # Such a connector cannot be told to keep away from the tier: nobody else will ever ask for this key.
+                digester = self._digester(half.values)
         stamp = make_stamp(
-            self.digester,
+            digester,
             values,
             self.settings.digest_bits,
+            epoch=half.epoch,
             reason="; ".join(reasons),
             adapter=adapter.identity if isinstance(adapter, Known) else None,
         )
@@ -224,10 +253,13 @@ class EngineBinding:
         if not self._stands(stamp_of(request), adapter):
             self.rebind(request, adapter or ABSENT)
         self.changed(changed, unfinished)
+        connector = self.connector()
+        if connector is not None and (reason := connector.reason_to_bypass(request)):
+            self.bypasses.note(request.request_id, reason)
 
     def _stands(self, stamp: Stamp | None, adapter: Value | None) -> bool:
         """Whether a stamp that was made earlier, in another thread, says what is so now."""
-        if stamp is None or stamp.worker != self.digester.worker_digest:
+        if stamp is None or stamp.epoch != self.worker.epoch:
             return False
         return adapter == ABSENT if stamp.adapter is None else adapter == Known(stamp.adapter)
 
@@ -251,6 +283,7 @@ class EngineBinding:
         One that has computed nothing yet will be computed with what is there now. One that has holds state of both,
         which belongs to nobody.
         """
+        connector = self.connector()
         for request in requests:
             adapter = self._no_adapter()
             if request.num_computed_tokens > 0:
@@ -258,6 +291,8 @@ class EngineBinding:
             elif request.lora_request is not None and self.adapters is not None:
                 adapter = self.adapters.value(request.lora_request.lora_int_id)
             self.rebind(request, adapter)
+            if connector is not None:
+                connector.kvprov_rebound(request)
 
     def changed(self, adapter_ids: set[int], unfinished: Unfinished) -> None:
         """Rebind requests under way whose adapter was exchanged beneath them."""
@@ -271,14 +306,40 @@ class EngineBinding:
         if self.adapters is not None:
             self.changed(self.adapters.resync(), unfinished)
 
-    def distrust_weights(self, reason: str, unfinished: Unfinished) -> None:
-        """From now on, every request bypasses the shared tier: the weights may have changed."""
-        logger.warning("kvprov: %s. From now on, requests bypass the shared tier.", reason)
-        self.worker_reason = f"weights: {reason}"
-        if WEIGHTS.name in self.worker_values:
-            self.worker_values[WEIGHTS.name] = Unknown(self.worker_reason)
-        self.digester = self._digester()
-        self._overtake(unfinished(), self.worker_reason)
+    # Weights that change at run time.
+
+    def _set_weights(self, weights: Value, unfinished: Unfinished, *, changing: bool = False) -> None:
+        values = dict(self.worker.values)
+        if WEIGHTS.name in values:
+            values[WEIGHTS.name] = weights
+        self.worker = WorkerHalf(self.worker.epoch + 1, values, self._digester(values), changing)
+        self._overtake(unfinished(), "weights: they were changed while the request was running")
+
+    def weights_may_change(self, reason: str, unfinished: Unfinished) -> None:
+        """From now on, and until the weights are known again, every request bypasses the shared tier."""
+        if not self.worker.changing:
+            logger.warning("kvprov: %s. Until the weights are known again, requests bypass the shared tier.", reason)
+        self._set_weights(Unknown(f"weights: {reason}"), unfinished, changing=True)
+
+    def weights_changed(self, weights: Value, unfinished: Unfinished) -> None:
+        """From now on, requests are computed with `weights`."""
+        shown = weights.identity if isinstance(weights, Known) else weights
+        logger.log(logging.INFO if isinstance(weights, Known) else logging.WARNING, "kvprov: weights=%s", shown)
+        self._set_weights(weights, unfinished, changing=not isinstance(weights, Known))
+
+    def reloaded_weights(self) -> Value:
+        """Ask the workers what they have just reloaded."""
+        return facts.weights_value(self.call_workers(worker.report), None)
+
+    def declared_weights(self, version: str) -> Value:
+        """Return what an updater's version says of the weights, where the operator has named its run."""
+        run = self.settings.weights_run
+        if run is None:
+            return Unknown("weights: a version was declared, but KVPROV_WEIGHTS_RUN does not say of which run")
+        try:
+            return label(f"{run}/{version}")
+        except SettingsError as error:
+            return Unknown(f"weights: {error.message}")
 
     def announce(self, connector: str) -> None:
         """Log the start-up line: mode, connector, dimensions, worker digest; and the worker's identities."""
@@ -287,16 +348,16 @@ class EngineBinding:
             f"mode={settings.mode}",
             f"connector={connector}",
             f"dimensions={','.join([*self.registry.worker, *self.registry.request])}",
-            f"worker={key_text(self.digester.worker_digest, settings.digest_bits)}",
+            f"worker={key_text(self.worker.digester.worker_digest, settings.digest_bits)}",
             f"bits={int(settings.digest_bits)}",
             f"secret={self.secret.key_id if self.secret else 'none'}",
         ]
-        if self.worker_reason:
-            parts.append(f"unknown=({self.worker_reason})")
+        if self.worker.reason:
+            parts.append(f"unknown=({self.worker.reason})")
         if settings.unsafe_withhold:
             parts.append(f"UNSAFE: withheld={','.join(settings.unsafe_withhold)}")
-        level = logging.WARNING if self.worker_reason or settings.unsafe_withhold else logging.INFO
+        level = logging.WARNING if self.worker.reason or settings.unsafe_withhold else logging.INFO
         logger.log(level, "kvprov: %s", " ".join(parts))
         # For two workers that do not share: the one that differs says why.
-        for name, value in sorted(self.worker_values.items()):
+        for name, value in sorted(self.worker.values.items()):
             logger.info("kvprov: %s=%s", name, value.identity if isinstance(value, Known) else value)

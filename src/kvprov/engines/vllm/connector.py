@@ -5,6 +5,13 @@ where kvprov is missing or filtered out names this module: `--kv-transfer-config
 '{"kv_connector": "ExampleConnector", "kv_connector_module_path": "kvprov.engines.vllm.connector", ...}'`.
 """
 
-from kvprov.engines.vllm.example import BoundExampleConnector as ExampleConnector
+from typing import Any
 
-__all__ = ["ExampleConnector"]
+from kvprov.engines.vllm import connectors
+
+
+def __getattr__(name: str) -> Any:
+    # Each is imported when it is asked for: some need packages that are not installed everywhere.
+    if name in connectors.bound_names():
+        return connectors.bound_class(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,9 +1,10 @@
-"""Which of vLLM's connectors are bound, and how; every other one is refused."""
+"""What kvprov does with each of vLLM's connectors: every one is bound or refused."""
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+import importlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,10 +14,23 @@ from kvprov.errors import BindingError
 class Treatment(enum.StrEnum):
     """What kvprov does with a connector."""
 
-    VIEW = "bound by view"
-    """The connector hashes tokens and content identifiers: it is shown requests with one more identifier."""
+    CHAIN = "chain"
+    """Its keys are made of block hashes, which hold the digest."""
+    VIEW = "view"
+    """It hashes tokens and content identifiers: it is shown requests with one more identifier."""
+    TAG = "tag"
+    """Its keys hold tags of the request: the digest is one."""
+    SALT = "salt"
+    """Its keys hold the tenant's salt: the digest, which holds it too, takes its place."""
+    CHILDREN = "children"
+    """It hands requests on to other connectors, each of which is treated as itself."""
+    NO_KEY = "no content key"
+    """It hands one request's state to one other engine, by block numbers. Refused: nothing compares provenance."""
     REFUSED = "refused"
-    """The engine does not start with it."""
+    """Its entries have keys into which kvprov has no way."""
+
+
+BOUND: Final = frozenset({Treatment.CHAIN, Treatment.VIEW, Treatment.TAG, Treatment.SALT, Treatment.CHILDREN})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,41 +39,85 @@ class Entry:
 
     Attributes:
         treatment: What kvprov does with the connector.
-        reason: Why, or what its keys are made of.
-        strength: How strong the connector's own hash of provenance is; empty when it is refused.
+        reason: What its keys are made of, or why it is refused.
+        strength: How much of the digest its keys keep; empty when it is refused.
+        module: Where the bound class is, under the connector's own name; empty when it is refused.
     """
 
     treatment: Treatment
     reason: str
     strength: str = ""
+    module: str = ""
 
 
-EXAMPLE: Final = "ExampleConnector"
+_CHAIN_STRENGTH: Final = "256 bits: SHA-256 over the digest's text and all tokens up to the block"
+_HERE: Final = "kvprov.engines.vllm"
 
-TABLE: Final = {
-    EXAMPLE: Entry(
+TABLE: Final[Mapping[str, Entry]] = {
+    "ExampleConnector": Entry(
         Treatment.VIEW,
         "folder names hash prompt tokens and content identifiers",
         "128 bits: MD5 over tokens and the digest's text (SHA-256 where the system forbids MD5)",
+        f"{_HERE}.example",
+    ),
+    "OffloadingConnector": Entry(
+        Treatment.CHAIN, "all tiers (fs, obj, p2p, kvcr) look blocks up by hash", _CHAIN_STRENGTH, f"{_HERE}.chained"
+    ),
+    "MooncakeStoreConnector": Entry(Treatment.CHAIN, "keys end in the block hash", _CHAIN_STRENGTH, f"{_HERE}.chained"),
+    "SimpleCPUOffloadConnector": Entry(
+        Treatment.CHAIN,
+        "blocks keep the hash that they have in the engine's own cache",
+        _CHAIN_STRENGTH,
+        f"{_HERE}.chained",
+    ),
+    "MultiConnector": Entry(
+        Treatment.CHILDREN, "each of its connectors is treated as itself", "that of each", f"{_HERE}.multi"
+    ),
+    "HiSparseConnector": Entry(
+        Treatment.NO_KEY, "it mirrors one engine's sparse-attention rows in host memory, by block number"
+    ),
+    "NixlConnector": Entry(Treatment.NO_KEY, "the decoder reads the prefiller's blocks by number after a handshake"),
+    "NixlPullConnector": Entry(
+        Treatment.NO_KEY, "the decoder reads the prefiller's blocks by number after a handshake"
+    ),
+    "NixlPushConnector": Entry(
+        Treatment.NO_KEY, "the prefiller writes the decoder's blocks by number after a handshake"
+    ),
+    "MooncakeConnector": Entry(Treatment.NO_KEY, "the decoder is sent the prefiller's blocks by number"),
+    "MoRIIOConnector": Entry(Treatment.NO_KEY, "the decoder reads or is sent the prefiller's blocks by number"),
+    "DecodeBenchConnector": Entry(Treatment.NO_KEY, "it fills the cache with made-up values, for measurements"),
+    "ExampleHiddenStatesConnector": Entry(
+        Treatment.NO_KEY, "it writes hidden states into files named by request, which nothing reads back"
+    ),
+    "FlexKVConnectorV1": Entry(
+        Treatment.REFUSED, "its keys are made in the FlexKV package, from tokens; it could not be tested"
     ),
 }
-"""The connectors that are bound. A connector that is not here is refused, a new one of a new release included."""
+"""Every connector that vLLM registers. One that is not here is refused, too: a new release's, or somebody else's."""
 
-UNBOUND_ADVICE: Final = (
-    "Use a connector that kvprov binds ({bound}), or set KVPROV_MODE=off to run without any protection."
-)
+EXPLICIT_MODULE: Final = "kvprov.engines.vllm.connector"
 
 
-def check_shape(parallel_config: Any) -> None:
-    """Check that the connector's entries are one rank's.
+def bound_names() -> list[str]:
+    """Return the names of the connectors that are bound."""
+    return [name for name, entry in TABLE.items() if entry.treatment in BOUND]
+
+
+def bound_class(name: str) -> Any:
+    """Return the class to use in place of vLLM's connector `name`, which is bound."""
+    return getattr(importlib.import_module(TABLE[name].module), name)
+
+
+def check_shape(parallel_config: Any, connector: str) -> None:
+    """Check that a connector's entries are one rank's.
 
     Raises:
-        BindingError: Several ranks would overwrite each other's entries: the connector names files by layer alone.
+        BindingError: Several ranks would overwrite each other's entries: the connector's keys hold no rank.
     """
     ranks = parallel_config.world_size
     if ranks > 1:
         raise BindingError(
-            f"{EXAMPLE} holds the state of one rank, and this engine has {ranks}: in vLLM, ranks overwrite one file.",
+            f"{connector} holds the state of one rank, and this engine has {ranks}: in vLLM, ranks overwrite one file.",
             "Run it with one worker, or use another connector.",
         )
 
@@ -90,35 +148,60 @@ def check_block_hash(algorithm: str) -> None:
         )
 
 
-def check(kv_transfer_config: Any) -> Entry:
-    """Return the table's entry for the connector that `kv_transfer_config` names.
+def check(name: str, module: str | None) -> Entry:
+    """Return the table's entry for a connector.
+
+    Args:
+        name: The connector's name.
+        module: Where its class is; None or empty for one that vLLM registers.
 
     Raises:
         BindingError: The connector is not bound.
     """
-    name, module = kv_transfer_config.kv_connector, kv_transfer_config.kv_connector_module_path
-    entry = TABLE.get(name) if not module or module == EXPLICIT_MODULE else None
-    if entry is None:
-        shown = f"{name} of {module}" if module else name
+    ours = not module or module == EXPLICIT_MODULE
+    entry = TABLE.get(name) if ours else None
+    if entry is None or entry.treatment not in BOUND:
+        shown = f"{name} of {module}" if not ours else name
+        why = f" ({entry.reason})" if entry is not None else ""
         raise BindingError(
-            f"kvprov does not bind the connector {shown}: its entries would be shared without regard to provenance.",
-            UNBOUND_ADVICE.format(bound=", ".join(TABLE)),
+            f"kvprov does not bind the connector {shown}: its entries would be shared without regard to provenance"
+            f"{why}.",
+            f"Use a connector that kvprov binds ({', '.join(bound_names())}), or set KVPROV_MODE=off to run without "
+            "any protection.",
         )
     return entry
 
 
-EXPLICIT_MODULE: Final = "kvprov.engines.vllm.connector"
+def configured(kv_transfer_config: Any) -> Iterator[tuple[str, str | None, Mapping[str, Any]]]:
+    """Give the name, the module and the extra configuration of a connector and of all below it."""
+    extra = kv_transfer_config.kv_connector_extra_config or {}
+    yield kv_transfer_config.kv_connector, kv_transfer_config.kv_connector_module_path, extra
+    yield from _children(extra)
+
+
+def _children(extra: Mapping[str, Any]) -> Iterator[tuple[str, str | None, Mapping[str, Any]]]:
+    children = extra.get("connectors")
+    for child in children if isinstance(children, list) else ():
+        below = child.get("kv_connector_extra_config") or {}
+        yield child.get("kv_connector"), child.get("kv_connector_module_path"), below
+        yield from _children(below)
+
+
+def keyed_by_chain(kv_transfer_config: Any) -> bool:
+    """Whether one of the configured connectors keys its entries on the block-hash chain."""
+    return kv_transfer_config is not None and any(
+        name in TABLE and TABLE[name].treatment is Treatment.CHAIN for name, _, _ in configured(kv_transfer_config)
+    )
 
 
 def wrap_get_connector_class(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `KVConnectorFactory.get_connector_class` that answers with the bound class, or refuses."""
 
     def get_connector_class(cls: Any, kv_transfer_config: Any) -> Any:
-        check(kv_transfer_config)
-        if not kv_transfer_config.kv_connector_module_path:
-            from kvprov.engines.vllm import connector
-
-            return getattr(connector, kv_transfer_config.kv_connector)
-        return original(kv_transfer_config)
+        for name, module, _ in configured(kv_transfer_config):
+            check(name, module)
+        if kv_transfer_config.kv_connector_module_path:
+            return original(kv_transfer_config)
+        return bound_class(kv_transfer_config.kv_connector)
 
     return get_connector_class

@@ -5,46 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from kvprov.engines.vllm import connectors, seams, selfcheck
+from kvprov.engines.vllm import connectors, metrics, seams, selfcheck, updates
 from kvprov.engines.vllm.adapters import Unfinished
 from kvprov.engines.vllm.binding import EngineBinding
 
 _ATTRIBUTE = "_kvprov_binding"
-
-KEEPS_WEIGHTS = frozenset(
-    {
-        "add_lora",
-        "annotate_profile",
-        "check_health",
-        "checkpoint_prepare",
-        "compute_weight_checksums",
-        "get_cache_block_size_bytes",
-        "get_compilation_match_table",
-        "get_encoder_timing_stats",
-        "get_kv_cache_spec",
-        "get_kv_connector_handshake_metadata",
-        "get_model_inspection",
-        "get_supported_kv_cache_layouts",
-        "get_supported_tasks",
-        "list_loras",
-        "pin_lora",
-        "profile",
-        "release_late_interaction_query_cache",
-        "remove_lora",
-        "reset_encoder_cache",
-        "reset_mm_cache",
-        "save_sharded_state",
-        "save_tensorized_model",
-        "supports_draft_weight_updates",
-        "synchronize_device",
-        "take_draft_token_ids",
-    }
-)
-"""Worker methods after which the weights are those identified at start. Any other may have changed them: a trainer's
-own methods have names that nobody can list."""
-
-DISCARDS_WEIGHTS = 2
-"""The level of sleep from which on vLLM drops the weights."""
+_UPDATES = "_kvprov_weight_updates"
 
 
 def _binding_of(engine: Any) -> EngineBinding | None:
@@ -63,6 +29,7 @@ def wrap_initialize_kv_caches(original: Callable[..., Any]) -> Callable[..., Any
         kv_cache_config = original(self, vllm_config)
         binding = EngineBinding(vllm_config, kv_cache_config, self.model_executor)
         setattr(self, _ATTRIBUTE, binding)
+        setattr(self, _UPDATES, updates.WeightUpdates(binding, _unfinished(self)))
         binding.engine = self
         seams.set_starting_engine(binding)
         if vllm_config.kv_transfer_config is not None:
@@ -83,11 +50,18 @@ def wrap_get_block_hasher(original: Callable[..., Any]) -> Callable[..., Any]:
         binding = seams.binding_of_starting_engine()
         hasher = binding.hasher(original(hash_block_size, caching_hash_fn))
         connector = selfcheck.check(binding, hasher, hash_block_size)
+        if binding.connector() is not None:
+            metrics.attach(binding.engine.scheduler, binding.bypasses)
         binding.announce(connector)
         seams.end_of_start()
         return hasher
 
     return get_block_hasher
+
+
+def _updates_of(engine: Any) -> updates.WeightUpdates:
+    found: updates.WeightUpdates = getattr(engine, _UPDATES)
+    return found
 
 
 def _unfinished(engine: Any) -> Unfinished:
@@ -101,6 +75,7 @@ def wrap_add_request(original: Callable[..., Any]) -> Callable[..., Any]:
     def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         binding = _binding_of(self)
         if binding is not None:
+            _updates_of(self).look()
             binding.admit(request, _unfinished(self))
         return original(self, request, *args, **kwargs)
 
@@ -126,14 +101,13 @@ def wrap_collective_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
         binding = _binding_of(self)
-        name = method if isinstance(method, str) else getattr(method, "__qualname__", type(method).__qualname__)
-        keeps = isinstance(method, str) and method in KEEPS_WEIGHTS
-        if binding is not None and not keeps:
-            binding.distrust_weights(f"{name} was called at run time, which may change them", _unfinished(self))
-        try:
+        if binding is None:
             return original(self, method, *args, **kwargs)
+        keeps = isinstance(method, str) and method in updates.KEEPS_WEIGHTS
+        try:
+            return _updates_of(self).call(method, lambda: original(self, method, *args, **kwargs))
         finally:
-            if binding is not None and (not keeps or "lora" in name):
+            if not keeps or "lora" in method:
                 binding.resync_adapters(_unfinished(self))
 
     return collective_rpc
@@ -143,9 +117,20 @@ def wrap_sleep(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `EngineCore.sleep` that notices when the weights are dropped."""
 
     def sleep(self: Any, level: int = 1, *args: Any, **kwargs: Any) -> Any:
-        binding = _binding_of(self)
-        if binding is not None and level >= DISCARDS_WEIGHTS:
-            binding.distrust_weights(f"the engine slept at level {level}, which drops them", _unfinished(self))
+        if _binding_of(self) is not None:
+            _updates_of(self).sleep(level)
         return original(self, level, *args, **kwargs)
 
     return sleep
+
+
+def wrap_set_weight_version(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `EngineCore.set_weight_version` that takes the version for the weights' identity, where it is trusted."""
+
+    def set_weight_version(self: Any, weight_version: str) -> Any:
+        result = original(self, weight_version)
+        if _binding_of(self) is not None:
+            _updates_of(self).declared(weight_version)
+        return result
+
+    return set_weight_version

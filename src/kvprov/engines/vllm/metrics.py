@@ -1,54 +1,80 @@
-"""The metric of bypassed requests, by the way that vLLM has for connectors.
+"""The metric of bypassed requests, by the way that a connector's statistics travel.
 
-The scheduler half of a connector counts in the engine core's process, and `/metrics` is served by another one. What a
-connector returns as its statistics travels there with each step's results.
+Requests are counted in the engine core's process, and `/metrics` is served by another one. vLLM sends what a connector
+measured along with each step's results; the counts go with it, under a name of their own, whatever the connector.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
-from prometheus_client import Counter
-from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
-
-METRIC = "vllm:kvprov_bypassed_requests"
+METRIC: Final = "vllm:kvprov_bypassed_requests"
 """vLLM removes metrics of its own prefix when an engine is made again in one process."""
 
-
-class BypassStats(KVConnectorStats):  # type: ignore[misc]
-    """How many requests bypassed the tier since the last report, by kind of reason."""
-
-    def reset(self) -> None:
-        """Forget all."""
-        self.data: dict[str, int] = {}
-
-    def aggregate(self, other: Any) -> BypassStats:
-        """Add what another report counted."""
-        for reason, count in other.data.items():
-            self.data[reason] = self.data.get(reason, 0) + count
-        return self
-
-    def reduce(self) -> dict[str, int | float]:
-        """Return what vLLM's periodic log line shows."""
-        return {f"kvprov bypassed ({reason})": count for reason, count in self.data.items()}
-
-    def is_empty(self) -> bool:
-        """Whether there is nothing to report."""
-        return not self.data
+_KEY: Final = "kvprov"
+_BYPASSES: Final = "_kvprov_bypasses"
+_COUNTER: Final = "_kvprov_counter"
 
 
-class BypassMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """The counter in the process that serves metrics."""
+def attach(scheduler: Any, bypasses: Any) -> None:
+    """Let `scheduler` report what `bypasses` counts."""
+    setattr(scheduler, _BYPASSES, bypasses)
 
-    def __init__(self, vllm_config: Any, metric_types: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
-        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
-        self._bypassed = metric_types[Counter](
-            name=METRIC,
-            documentation="Requests that bypassed the shared tier, since their provenance is not known.",
-            labelnames=[*labelnames, "reason"],
-        )
 
-    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Add one report."""
-        for reason, count in transfer_stats_data.items():
-            self._bypassed.labels(*self.per_engine_labelvalues[engine_idx], reason).inc(count)
+def wrap_make_stats(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Scheduler.make_stats` that adds how many requests bypassed the tier since the last call, by reason."""
+
+    def make_stats(self: Any, *args: Any, **kwargs: Any) -> Any:
+        stats = original(self, *args, **kwargs)
+        bypasses = getattr(self, _BYPASSES, None)
+        if stats is not None and bypasses is not None and (told := bypasses.tell()):
+            stats.kv_connector_stats = {**(stats.kv_connector_stats or {}), _KEY: told}
+        return stats
+
+    return make_stats
+
+
+def wrap_log_observe(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `KVConnectorLogging.observe` that shows the connector its own statistics only."""
+
+    def observe(self: Any, transfer_stats_data: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        native = {key: value for key, value in transfer_stats_data.items() if key != _KEY}
+        if native:
+            original(self, native, *args, **kwargs)
+
+    return observe
+
+
+def wrap_prom_init(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `KVConnectorProm.__init__` that also makes the counter."""
+    from prometheus_client import Counter
+
+    def init(self: Any, vllm_config: Any, labelnames: Any, per_engine_labelvalues: Any) -> None:
+        original(self, vllm_config, labelnames, per_engine_labelvalues)
+        if vllm_config.kv_transfer_config is not None:
+            # The class's own kind of counter: with Ray, it is not Prometheus's.
+            kind = getattr(self, "_counter_cls", Counter)
+            counter = kind(
+                name=METRIC,
+                documentation="Requests that bypassed the shared tier, since their provenance is not known.",
+                labelnames=[*labelnames, "reason"],
+            )
+            setattr(self, _COUNTER, (counter, per_engine_labelvalues))
+
+    return init
+
+
+def wrap_prom_observe(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `KVConnectorProm.observe` that adds to the counter."""
+
+    def observe(self: Any, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        native = {key: value for key, value in transfer_stats_data.items() if key != _KEY}
+        if native:
+            original(self, native, engine_idx)
+        counter = getattr(self, _COUNTER, None)
+        for reason, count in transfer_stats_data.get(_KEY, {}).items():
+            if counter is not None:
+                counter[0].labels(*counter[1][engine_idx], reason).inc(count)
+
+    return observe

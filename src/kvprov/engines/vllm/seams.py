@@ -52,11 +52,12 @@ def _refuse(what: str) -> BindingError:
 
 def all_seams() -> tuple[Seam, ...]:
     """Return the seams, in the order in which they are put into effect."""
-    from kvprov.engines.vllm import chain, connectors, engine, pins, weights
+    from kvprov.engines.vllm import chain, connectors, engine, metrics, pins, weights
 
     loader = "vllm.model_executor.model_loader.default_loader"
     files = ("hf_weights_files",)
     manager = "vllm.lora.worker_manager"
+    statistics = "vllm.distributed.kv_transfer.kv_connector.v1.metrics"
     core = "vllm.v1.engine.core"
     return (
         Seam(
@@ -73,11 +74,27 @@ def all_seams() -> tuple[Seam, ...]:
         Seam(core, "EngineCore.remove_lora", ("self", "lora_id"), engine.wrap_adapter_call),
         Seam(core, "EngineCore.collective_rpc", ("self", "method"), engine.wrap_collective_rpc),
         Seam(core, "EngineCore.sleep", ("self", "level"), engine.wrap_sleep),
+        Seam(core, "EngineCore.set_weight_version", ("self", "weight_version"), engine.wrap_set_weight_version),
+        Seam("vllm.v1.worker.gpu_worker", "Worker.reload_weights", ("self",), weights.wrap_reload_weights),
         Seam(
             "vllm.distributed.kv_transfer.kv_connector.factory",
             "KVConnectorFactory.get_connector_class",
             ("cls", "kv_transfer_config"),
             connectors.wrap_get_connector_class,
+        ),
+        Seam("vllm.v1.core.sched.scheduler", "Scheduler.make_stats", ("self",), metrics.wrap_make_stats),
+        Seam(statistics, "KVConnectorLogging.observe", ("self", "transfer_stats_data"), metrics.wrap_log_observe),
+        Seam(
+            statistics,
+            "KVConnectorProm.__init__",
+            ("self", "vllm_config", "labelnames", "per_engine_labelvalues"),
+            metrics.wrap_prom_init,
+        ),
+        Seam(
+            statistics,
+            "KVConnectorProm.observe",
+            ("self", "transfer_stats_data", "engine_idx"),
+            metrics.wrap_prom_observe,
         ),
         Seam(loader, "DefaultModelLoader.load_weights", ("self", "model", "model_config"), weights.wrap_load_weights),
         Seam(loader, "DefaultModelLoader._get_weights_iterator", ("self", "source"), weights.wrap_get_weights_iterator),

@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
+from typing import Any, Final
 
 from kvprov.contract.descriptor import Known, Value
 from kvprov.contract.digest import Digester
 from kvprov.contract.dimension import Half
 from kvprov.engines.vllm import worker
 from kvprov.engines.vllm.binding import EngineBinding
+from kvprov.engines.vllm.bound import BoundConnector
 from kvprov.engines.vllm.stamp import Stamp, make_stamp, set_stamp, stamp_of
 from kvprov.errors import BindingError
+
+HASH_BYTES: Final = 32
 
 _ADVICE = "Install a release of vLLM that this release of kvprov supports, or set KVPROV_MODE=off to run unprotected."
 
@@ -84,6 +86,8 @@ def _check_chain(binding: EngineBinding, hasher: Callable[[Any], list[Any]], blo
         hashes = hasher(_request(block_size, stamps[name], **facts))
         if len(hashes) != 2:
             raise _fail(f"the block hasher made {len(hashes)} hashes of two blocks")
+        if len(hashes[0]) != HASH_BYTES:
+            raise _fail(f"the block hasher makes hashes of {len(hashes[0])} bytes")
         return bytes(hashes[0])
 
     _distinct("the block-hash chain", first_hash, names)
@@ -113,35 +117,30 @@ def _check_requests(binding: EngineBinding, block_size: int) -> None:
         raise _fail("requests of different adapters have one digest")
 
 
-def _check_connector(binding: EngineBinding, connector: Any, block_size: int) -> None:
-    if not hasattr(connector, "kvprov_lookup_key"):
-        raise _fail(f"{type(connector).__name__} is not a connector of kvprov's")
+def _check_connector(
+    binding: EngineBinding, connector: Any, index: int, hasher: Callable[[Any], list[Any]], block_size: int
+) -> None:
+    name = type(connector).__name__
+    if not isinstance(connector, BoundConnector):
+        raise _fail(f"{name} is not a connector of kvprov's")
     stamps = _probe_stamps(binding)
-    requests = {name: _request(block_size, stamp) for name, stamp in stamps.items()}
-    names = [name for name in stamps if name]
-    site = f"{type(connector).__name__}'s lookup"
-    _distinct(site, lambda name: connector.kvprov_lookup_key(requests[name]), names)
-    lookups = [connector.kvprov_lookup_key(request) for request in requests.values()]
-    output = SimpleNamespace(
-        scheduled_new_reqs=[
-            SimpleNamespace(
-                req_id=request.request_id,
-                prompt_token_ids=request.prompt_token_ids,
-                mm_features=[],
-                block_ids=([0, 1, 2],),
-                num_computed_tokens=0,
-            )
-            for request in requests.values()
-        ],
-        scheduled_cached_reqs=SimpleNamespace(req_ids=[], resumed_req_ids=set()),
-        num_scheduled_tokens={r.request_id: len(r.prompt_token_ids) for r in requests.values()},
-    )
-    entries = connector.kvprov_metadata(output, list(requests.values())).requests
+    # The first provenance comes twice: its two requests must have one key.
+    probes = [(probe, _request(block_size, stamp)) for probe, stamp in [("", stamps[""]), *stamps.items()]]
+    for _, request in probes:
+        request.block_hashes = hasher(request)
+    lookups, entries = connector.kvprov_probe([request for _, request in probes])
+    if lookups[0] != lookups[1] or not lookups[0]:
+        raise _fail(f"{name}'s lookup gives two keys to requests of equal provenance")
+    for (probe, _), key in zip(probes[2:], lookups[2:], strict=True):
+        if key == lookups[0]:
+            raise _fail(f"{name}'s lookup gives one key to requests that differ in {probe}")
+    if not entries:
+        return
     if [connector.kvprov_entry_key(entry) for entry in entries] != lookups:
-        raise _fail(f"{type(connector).__name__} stores under other keys than it looks up")
-    for keys in binding.call_workers(worker.connector_keys, (entries,)):
+        raise _fail(f"{name} stores under other keys than it looks up")
+    for keys in binding.call_workers(worker.connector_keys, (index, entries)):
         if keys != lookups:
-            raise _fail(f"{type(connector).__name__} loads under other keys in a worker than it looks up")
+            raise _fail(f"{name} loads under other keys in a worker than it looks up")
 
 
 def check(binding: EngineBinding, hasher: Callable[[Any], list[Any]], block_size: int) -> str:
@@ -153,7 +152,7 @@ def check(binding: EngineBinding, hasher: Callable[[Any], list[Any]], block_size
         block_size: How many tokens one hash covers.
 
     Returns:
-        The name of the engine's connector, "none" when it has none.
+        The name of the engine's connector, with those below it; "none" when it has none.
 
     Raises:
         BindingError: Binding is not in effect.
@@ -163,5 +162,12 @@ def check(binding: EngineBinding, hasher: Callable[[Any], list[Any]], block_size
     connector = binding.connector()
     if connector is None:
         return "none"
-    _check_connector(binding, connector, binding.token_block_size())
-    return type(connector).__name__.removeprefix("Bound")
+    if not isinstance(connector, BoundConnector):
+        raise _fail(f"{type(connector).__name__} is not a connector of kvprov's")
+    from kvprov.engines.vllm.multi import leaves
+
+    below = list(leaves(connector))
+    for index, leaf in enumerate(below):
+        _check_connector(binding, leaf, index, hasher, binding.token_block_size())
+    names = "+".join(type(leaf).__name__ for leaf in below)
+    return names if below == [connector] else f"{type(connector).__name__}({names})"

@@ -21,13 +21,13 @@ class Stamp:
         text: The digest's text. For a request whose provenance is not known, that of an identity of its own.
         entry: The extra keys of the first block of the request's block-hash chain.
         reason: Why the provenance is not known; empty when it is. Such a request bypasses the shared tier.
-        worker: The worker digest that `text` stands for.
+        epoch: Which of the engine's successive worker halves `text` stands for.
         adapter: Identity of the adapter that `text` stands for, or None.
     """
 
     text: str
     entry: tuple[tuple[str, str]]
-    worker: bytes = b""
+    epoch: int = 0
     reason: str = ""
     adapter: str | None = None
 
@@ -38,7 +38,13 @@ class Stamp:
 
 
 def make_stamp(
-    digester: Digester, values: Mapping[str, Value], bits: DigestBits, *, reason: str = "", adapter: str | None = None
+    digester: Digester,
+    values: Mapping[str, Value],
+    bits: DigestBits,
+    *,
+    epoch: int = 0,
+    reason: str = "",
+    adapter: str | None = None,
 ) -> Stamp:
     """Return the stamp of a request.
 
@@ -46,6 +52,7 @@ def make_stamp(
         digester: Of the request's worker.
         values: Of the request half; none of them unknown.
         bits: How much of the digest enters keys.
+        epoch: Which of the engine's successive worker halves `digester` is.
         reason: Why the provenance is not known.
         adapter: Identity of the request's adapter.
 
@@ -53,7 +60,7 @@ def make_stamp(
         ContractError: see `Digester.digest`.
     """
     text = key_text(digester.digest(values), bits)
-    return Stamp(text, (chain_entry(text),), digester.worker_digest, reason, adapter)
+    return Stamp(text, (chain_entry(text),), epoch, reason, adapter)
 
 
 def set_stamp(request: Any, stamp: Stamp) -> None:

@@ -7,6 +7,7 @@ the open file itself, which `OpenCheckpoint.recheck` finds after the load.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,7 +20,9 @@ from kvprov.identity.checkpoint import OpenCheckpoint, combined_identity, open_f
 from kvprov.identity.digest_cache import default_cache
 
 _ATTRIBUTE = "_kvprov_weights"
+_INITIAL_NAMES = "_kvprov_weight_names"
 _current = threading.local()
+_direct_loads = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +32,12 @@ class LoadedWeights:
     Attributes:
         identity: The identity of the tensors that were read, or None.
         reason: Why there is none.
+        names: The names of these tensors.
     """
 
     identity: str | None
     reason: str = ""
+    names: frozenset[str] = frozenset()
 
 
 class _Recorder:
@@ -66,9 +71,10 @@ class _Recorder:
             identified = combined_identity(self.parts, cache=default_cache())
             for part in self.parts:
                 part.recheck()
+            names = frozenset(tensor.name for part in self.parts for tensor in part.tensors())
         except KvprovError as error:
             return LoadedWeights(None, error.message)
-        return LoadedWeights(identified.identity)
+        return LoadedWeights(identified.identity, names=names)
 
     def close(self) -> None:
         for part in self.parts:
@@ -97,9 +103,49 @@ def wrap_load_weights(original: Callable[..., Any]) -> Callable[..., Any]:
         if loaded.identity is None:
             logger.warning("kvprov: the weights of %s are not identified: %s.", model_config.model, loaded.reason)
         setattr(model, _ATTRIBUTE, loaded)
+        setattr(model, _INITIAL_NAMES, loaded.names)
+        _count_direct_loads(model)
         return result
 
     return load_weights
+
+
+def direct_loads() -> int:
+    """Return how often weights were given to a model in this process after it had been loaded, by whomever."""
+    return _direct_loads
+
+
+def _count_direct_loads(model: Any) -> None:
+    """Notice what trainers do that share the engine's process: they call the model's own method."""
+    load = model.load_weights
+
+    @functools.wraps(load)
+    def load_weights(*args: Any, **kwargs: Any) -> Any:
+        global _direct_loads
+        _direct_loads += 1
+        return load(*args, **kwargs)
+
+    model.load_weights = load_weights
+
+
+def wrap_reload_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Worker.reload_weights` that notes on the model what it holds afterwards."""
+
+    def reload_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+        model = self.get_model()
+        setattr(model, _ATTRIBUTE, LoadedWeights(None, "reloading the weights failed"))
+        with _recording() as recorder:
+            result = original(self, *args, **kwargs)
+            loaded = recorder.finish()
+        if not kwargs.get("is_checkpoint_format", len(args) < 3 or args[2]):
+            loaded = LoadedWeights(None, "they were reloaded from another format than a checkpoint's")
+        elif loaded.identity is not None and loaded.names != getattr(model, _INITIAL_NAMES, None):
+            # vLLM only warns of tensors that are not there, and keeps what it had.
+            loaded = LoadedWeights(None, "other tensors were reloaded than were loaded at first")
+        setattr(model, _ATTRIBUTE, loaded)
+        return result
+
+    return reload_weights
 
 
 def wrap_get_weights_iterator(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -72,10 +72,18 @@ def adapters(worker: Any) -> dict[int, PinnedAdapter]:
     return pins_of(worker.model_runner.lora_manager).all()
 
 
-def connector_keys(worker: Any, probes: list[Any]) -> list[str]:
-    """Return the keys under which the worker's live connector would load or store `probes`."""
+def connector_keys(worker: Any, index: int, entries: list[Any]) -> list[str]:
+    """Return the keys under which the worker's live connector would load or store `entries`.
+
+    Args:
+        worker: One of vLLM's workers.
+        index: Which of several connectors, in their order.
+        entries: What the scheduler half would send.
+    """
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+    from kvprov.engines.vllm.multi import leaves
+
     del worker
-    connector = get_kv_transfer_group()
-    return [connector.kvprov_entry_key(probe) for probe in probes]
+    connector = list(leaves(get_kv_transfer_group()))[index]
+    return [connector.kvprov_entry_key(entry) for entry in entries]
