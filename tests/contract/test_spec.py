@@ -116,7 +116,7 @@ def test_the_members_of_configurations_are_listed() -> None:
     listed = set(re.findall(r"^\| `(\w+)` \| ", section("4.4"), re.MULTILINE))
     facts = [fields(facts) for facts in (Precision, KvRepresentation, LayerGroup)]
     resolved = {"architecture", "disable_sliding_window", "max_model_len", "remote_code"}
-    resolved |= {"speculative_method", "speculative_tokens"}
+    resolved |= {"speculative_method", "speculative_tokens", "draft_config", "draft_precision", "draft_weights"}
     assert listed == {field.name for each in facts for field in each} | {"config", "resolved"} | resolved
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.matrix import References, make_references
 from tests.support.models import Models, loadable
 from tests.support.processes import ENVIRONMENT, Processes
 
@@ -25,6 +26,12 @@ def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def references(processes: Processes, models: Models, tmp_path_factory: pytest.TempPathFactory) -> References:
+    """What engines answer that share nothing."""
+    return make_references(processes, models, tmp_path_factory.mktemp("references"))
 
 
 @pytest.fixture

@@ -125,29 +125,3 @@ def test_weights_that_sleep_drops_are_not_trusted(
 def sleep(engine: Engine, *, level: int) -> None:
     engine.llm.sleep(level)
     engine.llm.wake_up()
-
-
-def reload(engine: Engine, *, path: str) -> None:
-    engine.llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
-
-
-def test_weights_reloaded_at_run_time_are_not_trusted(processes: Processes, models: Models, tmp_path: Any) -> None:
-    """Until they are identified anew: requests bypass the store, and the old local state is not found."""
-    other = models.copy_base(tmp_path / "other")
-    models.perturb(tmp_path / "other")
-    prompts = models.prompts(2)
-    store = tmp_path / "store"
-    store.mkdir()
-    ask = partial(generate, prompts=prompts, tokens=8, one_by_one=True)
-    run = processes.run(
-        Launch(models.base, store, args={"enable_prefix_caching": True}), ask, ask, partial(reload, path=other), ask
-    )
-    isolated = processes.run(Launch(models.base, None, "off"), partial(reload, path=other), ask).results[1]
-    before = set(store.iterdir())
-    first, again, _, after = run.results
-    full = sum(loadable(len(prompt)) for prompt in prompts)
-    assert [loaded(answers) for answers in (first, again, after)] == [0, full, 0]
-    assert after == isolated
-    assert [answer.logprobs for answer in after] != [answer.logprobs for answer in first]
-    assert len(before) == len(prompts)
-    assert "reload_weights was called at run time" in run.log

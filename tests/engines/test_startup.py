@@ -59,24 +59,44 @@ class Refusal:
 # Engines that have to stop.
 
 
-def _connector(shown: str, **connector: Any) -> Refusal:
-    error = f"BindingError: kvprov does not bind the connector {shown}: its entries would be shared without regard to"
+def _connector(shown: str, reason: str = "", **connector: Any) -> Refusal:
+    """An engine whose connector is refused, for the table's reason if the table has it."""
+    why = f" ({reason})" if reason else ""
+    error = (
+        f"BindingError: kvprov does not bind the connector {shown}: its entries would be shared without regard to "
+        f"provenance{why}."
+    )
     return Refusal({"connector": connector}, error, "or set KVPROV_MODE=off to run without any protection")
 
 
+def _below(*children: dict[str, Any]) -> dict[str, Any]:
+    """The configuration of a MultiConnector over `children`."""
+    connectors_below = [{"kv_role": "kv_both", **child} for child in children]
+    return {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": connectors_below}}
+
+
 STOCK_MODULE = "vllm.distributed.kv_transfer.kv_connector.v1.example_connector"
+EXAMPLE = {"kv_connector": "ExampleConnector"}
+NEEDS_GPU = ("HiSparseConnector",)
+"""vLLM itself does not start with these here, before it asks for their class."""
+NIXL = connectors.TABLE["NixlConnector"].reason
 CONNECTORS = {
-    "offloading": _connector("OffloadingConnector", kv_connector="OffloadingConnector"),
-    "multi": _connector(
-        "MultiConnector",
-        kv_connector="MultiConnector",
-        kv_connector_extra_config={"connectors": [{"kv_connector": "ExampleConnector", "kv_role": "kv_both"}]},
-    ),
+    **{
+        name: _connector(name, entry.reason, kv_connector=name)
+        for name, entry in sorted(connectors.TABLE.items())
+        if entry.treatment not in connectors.BOUND and name not in NEEDS_GPU
+    },
+    "unknown": _connector("NoSuchConnector", kv_connector="NoSuchConnector"),
     "out of tree": _connector(
         "TheirConnector of their.package", kv_connector="TheirConnector", kv_connector_module_path="their.package"
     ),
     # vLLM's own class, by the way for classes from outside.
     "stock class by module": _connector(f"ExampleConnector of {STOCK_MODULE}", kv_connector_module_path=STOCK_MODULE),
+    "below another": _connector("NixlConnector", NIXL, **_below(EXAMPLE, {"kv_connector": "NixlConnector"})),
+    "two below": _connector("NixlConnector", NIXL, **_below(EXAMPLE, _below({"kv_connector": "NixlConnector"}))),
+    "out of tree below another": _connector(
+        f"ExampleConnector of {STOCK_MODULE}", **_below({**EXAMPLE, "kv_connector_module_path": STOCK_MODULE})
+    ),
 }
 
 EXPLICIT_REFUSALS = {
@@ -127,22 +147,22 @@ UNDONE = {
         (
             "identifiers ignored",
             tamper.ignore_identifiers,
-            "BoundExampleConnector's lookup gives one key to requests that differ in",
+            "ExampleConnector's lookup gives one key to requests that differ in",
         ),
         (
             "identifiers ignored at lookup",
             partial(tamper.ignore_identifiers, "SCHEDULER"),
-            "BoundExampleConnector's lookup gives one key to requests that differ in",
+            "ExampleConnector's lookup gives one key to requests that differ in",
         ),
         (
             "identifiers ignored at load",
             partial(tamper.ignore_identifiers, "WORKER"),
-            "BoundExampleConnector loads under other keys in a worker than it looks up",
+            "ExampleConnector loads under other keys in a worker than it looks up",
         ),
         (
             "lookup elsewhere",
             tamper.look_up_elsewhere,
-            "BoundExampleConnector stores under other keys than it looks up",
+            "ExampleConnector stores under other keys than it looks up",
         ),
     )
 }
@@ -313,8 +333,8 @@ def test_off_writes_the_listing_of_a_process_without_kvprov(
 # Refused connectors.
 
 
-def ask_the_factory(_engine: Engine) -> dict[str, str]:
-    """Ask for the class of each connector that vLLM knows, and return the answers."""
+def ask_the_factory(_engine: Engine) -> dict[str, tuple[str, str]]:
+    """Ask for the class of each connector that vLLM knows, and return its module and name, or the error."""
     from vllm.config import KVTransferConfig
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
@@ -322,22 +342,39 @@ def ask_the_factory(_engine: Engine) -> dict[str, str]:
     for name in KVConnectorFactory._registry:
         config = KVTransferConfig(kv_connector=name, kv_role="kv_both")
         try:
-            answers[name] = KVConnectorFactory.get_connector_class(config).__name__
+            found = KVConnectorFactory.get_connector_class(config)
+            answers[name] = (found.__module__, found.__name__)
         except Exception as error:  # noqa: BLE001 - it is the result
-            answers[name] = f"{type(error).__name__}: {error}"
+            answers[name] = (type(error).__name__, str(error))
     return answers
 
 
-def test_every_other_connector_of_vllm_is_refused_by_name(processes: Processes, models: Models) -> None:
-    answers = processes.run(Launch(models.base), ask_the_factory).results[0]
-    bound = {name for name, entry in connectors.TABLE.items() if entry.treatment is not connectors.Treatment.REFUSED}
-    assert answers["ExampleConnector"] == "BoundExampleConnector"
-    refused = set(answers) - bound
-    assert len(refused) > 10
-    for name in refused:
-        assert answers[name].startswith(f"BindingError: kvprov does not bind the connector {name}:"), answers[name]
-        assert "ExampleConnector" in answers[name].partition("Use a connector that kvprov binds")[2]
-        assert "KVPROV_MODE=off" in answers[name]
+@pytest.fixture(scope="module")
+def answers(processes: Processes, models: Models) -> dict[str, tuple[str, str]]:
+    found: dict[str, tuple[str, str]] = processes.run(Launch(models.base), ask_the_factory).results[0]
+    return found
+
+
+def test_every_connector_of_vllm_is_in_the_table(answers: dict[str, tuple[str, str]]) -> None:
+    """A release that adds one is found here. One that drops one is no matter: the table is for several releases."""
+    assert set(answers) - set(connectors.TABLE) == set()
+    assert len(answers) > 10
+
+
+def test_every_connector_of_vllm_is_bound_or_refused(answers: dict[str, tuple[str, str]]) -> None:
+    for name, answer in answers.items():
+        entry = connectors.TABLE[name]
+        if entry.treatment in connectors.BOUND:
+            # Under its own name, by which vLLM finds its statistics.
+            assert answer == (entry.module, name)
+            assert entry.strength
+            continue
+        kind, text = answer
+        assert kind == "BindingError"
+        assert text.startswith(f"kvprov does not bind the connector {name}:")
+        assert f"({entry.reason})." in text
+        assert "ExampleConnector" in text.partition("Use a connector that kvprov binds")[2]
+        assert "KVPROV_MODE=off" in text
 
 
 @pytest.mark.parametrize("name", CONNECTORS)
@@ -444,9 +481,9 @@ def test_two_ranks_stop_the_engine(refused: dict[str, tuple[EngineDiedError, Pat
 @pytest.mark.parametrize("ranks", [2, 3, 8])
 def test_several_ranks_are_refused(ranks: int) -> None:
     """Of whatever kind: the number that counts is vLLM's own."""
-    connectors.check_shape(SimpleNamespace(world_size=1))
-    with pytest.raises(BindingError, match=f"holds the state of one rank, and this engine has {ranks}:"):
-        connectors.check_shape(SimpleNamespace(world_size=ranks))
+    connectors.check_shape(SimpleNamespace(world_size=1), "TheirConnector")
+    with pytest.raises(BindingError, match=f"TheirConnector holds the state of one rank, and this engine has {ranks}:"):
+        connectors.check_shape(SimpleNamespace(world_size=ranks), "TheirConnector")
 
 
 # Settings.
@@ -489,7 +526,7 @@ def test_multiprocessing_is_bound_too(
     read, no_connector, no_setting = processes.run_all(
         [
             (Launch(models.base, shared, env=MULTIPROCESSING), [other_adapter, other_salt, own]),
-            (Launch(models.base, store, env=MULTIPROCESSING, connector={"kv_connector": "OffloadingConnector"}), []),
+            (Launch(models.base, store, env=MULTIPROCESSING, connector={"kv_connector": "NixlConnector"}), []),
             (Launch(models.base, store, env=MULTIPROCESSING, before=tamper.misspell_a_setting_later), []),
         ],
     )
@@ -503,7 +540,7 @@ def test_multiprocessing_is_bound_too(
     assert line(read)["worker"] == line(seeded[1])["worker"]
     # Errors of either process are in the log.
     assert isinstance(no_connector, EngineDiedError)
-    assert "BindingError: kvprov does not bind the connector OffloadingConnector" in no_connector.log
+    assert "BindingError: kvprov does not bind the connector NixlConnector" in no_connector.log
     assert isinstance(no_setting, EngineDiedError)
     assert re.search(r"EngineCore.*SettingsError: KVPROV_DIGEST_BIT is not a setting\.", no_setting.log)
 

@@ -1,6 +1,10 @@
 from __future__ import annotations
 
+import base64
+import hashlib
+import hmac
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -9,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvprov.errors import SettingsError
 from kvprov.identity import FleetSecret, client_namespace, load_secret, sharing_domain
+from kvprov.identity.domain import tag_namespace
 from tests.identity import reference
 
 KEY = b"0123456789abcdef"
@@ -136,3 +141,39 @@ def test_refuses_contradictory_settings(tmp_path: Path) -> None:
         load_secret(file=written(tmp_path / "s", KEY), value=KEY.decode(), key_id=None)
     with pytest.raises(SettingsError, match="none is set"):
         load_secret(file=None, value=None, key_id="2026-1")
+
+
+TAG_SETS = st.dictionaries(st.text(max_size=6), st.text(max_size=6), max_size=4)
+
+
+@given(TAG_SETS, TAG_SETS, st.randoms())
+def test_tags_are_told_apart_and_their_order_does_not_count(
+    first: dict[str, str], second: dict[str, str], source: random.Random
+) -> None:
+    shuffled = list(first.items())
+    source.shuffle(shuffled)
+    assert tag_namespace(dict(shuffled), SECRET) == tag_namespace(first, SECRET)
+    assert (tag_namespace(first, SECRET) == tag_namespace(second, SECRET)) == (first == second)
+    assert (tag_namespace(first, None) == tag_namespace(second, None)) == (first == second)
+
+
+def test_tags_are_hashed_as_the_specification_says() -> None:
+    message = b"".join(
+        len(part).to_bytes(8, "big") + part if part is not None else (2).to_bytes(8, "big")
+        for part in (b"kv-tags/1", None, b"app", b"x", "\u00e9".encode(), b"\xed\xb2\x80")
+    )
+    tags = {"\u00e9": "\udc80", "app": "x"}
+    digest = hmac.digest(KEY, message, "sha256")
+    expected = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+    assert tag_namespace(tags, SECRET).identity == f"hmac-sha256.2026-1:{expected}"
+    digest = hashlib.sha256(message).digest()
+    assert tag_namespace(tags, None).identity == f"sha256:{base64.urlsafe_b64encode(digest).rstrip(b'=').decode()}"
+
+
+def test_tags_meet_neither_salts_nor_namespaces_of_text() -> None:
+    texts = ["", "a", "app", "appx", "a\0x"]
+    plain = {make(text, SECRET).identity for make in (sharing_domain, client_namespace) for text in texts}
+    tagged = {tag_namespace(tags, SECRET).identity for tags in ({}, {"app": "x"}, {"appx": ""}, {"": "appx"})}
+    assert len(plain) == 10
+    assert len(tagged) == 4
+    assert not plain & tagged

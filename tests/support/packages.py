@@ -45,5 +45,5 @@ def install(
     (folder / f"{module}.py").write_text(source)
     (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
     points = "".join(f"{name} = {module}:{attribute}\n" for name, attribute in entry_points.items())
-    (information / "entry_points.txt").write_text(f"[kvprov.dimensions]\n{points}")
+    (information / "entry_points.txt").write_text(f"[{group}]\n{points}")
     return str(folder)

@@ -46,9 +46,10 @@ class Provenance:
         return Launch(model, store, mode, env, self.args())
 
     def ask(self, models: Models, prompts: Sequence[Sequence[int]]) -> Step:
-        policy = "inverted" if "adapter" in self.differs else "standard"
+        # Numbers of their own: vLLM takes an adapter for the one that it has loaded under its number.
+        policy, number = ("inverted", 2) if "adapter" in self.differs else ("standard", 1)
         salt = "tenant-2" if "sharing_domain" in self.differs else "tenant-1"
-        return partial(ask, prompts=prompts, adapter=models.adapter(policy), salt=salt)
+        return partial(ask, prompts=prompts, adapter=models.adapter(policy, number), salt=salt)
 
 
 def ask(engine: Engine, **request: Any) -> tuple[list[Answer], int]:

@@ -103,7 +103,14 @@ def _free_port() -> int:
 
 
 @contextmanager
-def serve(folder: Path, store: Path, *, env: dict[str, str], arguments: Sequence[str] = ()) -> Iterator[Server]:
+def serve(
+    folder: Path,
+    store: Path,
+    *,
+    env: dict[str, str],
+    arguments: Sequence[str] = (),
+    transfer: dict[str, Any] | None = None,
+) -> Iterator[Server]:
     """Run a server of the bundled model with both adapters, until the block ends.
 
     Args:
@@ -111,9 +118,10 @@ def serve(folder: Path, store: Path, *, env: dict[str, str], arguments: Sequence
         store: The shared store.
         env: More environment variables.
         arguments: More arguments of the command.
+        transfer: The KV transfer configuration, where it is not ExampleConnector's on `store`.
     """
     port, log = _free_port(), folder / f"server-{time.time_ns()}.log"
-    transfer = {
+    transfer = transfer or {
         "kv_connector": "ExampleConnector",
         "kv_role": "kv_both",
         "kv_connector_extra_config": {"shared_storage_path": str(store)},

@@ -97,7 +97,11 @@ def _show_vllm(console: Console, vllm: dict[str, Any]) -> None:
     for connector in vllm["connectors"]:
         if not connector["bound"]:
             refused.setdefault(connector["reason"], []).append(connector["name"])
-    _table(console, "Connectors that are bound", [(c["name"], c["reason"], c["strength"]) for c in bound])
+    _table(
+        console,
+        "Connectors that are bound",
+        [(c["name"], f"{c['treatment']}: {c['reason']}", c["strength"]) for c in bound],
+    )
     _table(console, "Connectors that are refused", [(why, ", ".join(names)) for why, names in refused.items()])
 
 

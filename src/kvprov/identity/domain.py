@@ -8,16 +8,18 @@ import hmac
 import os
 import re
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from kvprov.contract.descriptor import Known
-from kvprov.contract.encoding import lp
+from kvprov.contract.encoding import lp, u64
 from kvprov.errors import SettingsError
 
 DOMAIN: Final = "kv-domain/1"
 NAMESPACE: Final = "kv-namespace/1"
+TAGS: Final = "kv-tags/1"
 KEY_ID: Final = "kv-key-id/1"
 
 MIN_SECRET_BYTES: Final = 16
@@ -117,9 +119,12 @@ def load_secret(*, file: Path | None, value: str | None, key_id: str | None) -> 
     return FleetSecret(key, key_id)
 
 
-def _keyed(tag: str, value: str, secret: FleetSecret | None) -> Known:
+def _bytes(value: str) -> bytes:
     # A client can send half a surrogate pair through JSON: surrogatepass gives it bytes of its own, one to one.
-    message = lp(tag) + lp(value.encode("utf-8", "surrogatepass"))
+    return value.encode("utf-8", "surrogatepass")
+
+
+def _keyed(message: bytes, secret: FleetSecret | None) -> Known:
     if secret is None:
         scheme, digest = "sha256", hashlib.sha256(message).digest()
     else:
@@ -138,7 +143,7 @@ def sharing_domain(salt: str, secret: FleetSecret | None) -> Known:
         salt: The tenant's salt, any text; surrogates are encoded as they are (`surrogatepass`).
         secret: The fleet's secret.
     """
-    return _keyed(DOMAIN, salt, secret)
+    return _keyed(lp(DOMAIN) + lp(_bytes(salt)), secret)
 
 
 def client_namespace(value: str, secret: FleetSecret | None) -> Known:
@@ -148,4 +153,18 @@ def client_namespace(value: str, secret: FleetSecret | None) -> Known:
         value: The namespace, any text; surrogates are encoded as they are (`surrogatepass`).
         secret: The fleet's secret.
     """
-    return _keyed(NAMESPACE, value, secret)
+    return _keyed(lp(NAMESPACE) + lp(_bytes(value)), secret)
+
+
+def tag_namespace(tags: Mapping[str, str], secret: FleetSecret | None) -> Known:
+    """Return the identity of the namespace that a client opens by named tags, whatever their order.
+
+    As `client_namespace`, over `lp("kv-tags/1") || u64(count) ||` for each tag by name in byte order:
+    `lp(name) || lp(value)`. So no set of tags meets another one, nor a namespace of plain text.
+
+    Args:
+        tags: Values by name, any text; at least one.
+        secret: The fleet's secret.
+    """
+    items = sorted((_bytes(name), _bytes(value)) for name, value in tags.items())
+    return _keyed(lp(TAGS) + u64(len(items)) + b"".join(lp(name) + lp(value) for name, value in items), secret)

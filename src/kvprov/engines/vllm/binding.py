@@ -22,7 +22,8 @@ from kvprov.contract.dimensions import (
 )
 from kvprov.contract.key import NONCE_BYTES, key_text, nonce
 from kvprov.contract.registry import Registry
-from kvprov.engines.vllm import connectors, facts, quirks, seams, worker
+from kvprov.engines.lmcache.keys import client_parameters
+from kvprov.engines.vllm import connectors, facts, inputs, quirks, seams, worker
 from kvprov.engines.vllm.adapters import EngineAdapters, Unfinished
 from kvprov.engines.vllm.bypass import Bypasses
 from kvprov.engines.vllm.log import logger
@@ -30,7 +31,7 @@ from kvprov.engines.vllm.stamp import Stamp, make_stamp, set_stamp, stamp_of
 from kvprov.errors import BindingError, SettingsError
 from kvprov.extensions import Extension, load_extensions, registry_with
 from kvprov.fleet import fleet_secret
-from kvprov.identity.domain import FleetSecret, sharing_domain
+from kvprov.identity.domain import FleetSecret, sharing_domain, tag_namespace
 from kvprov.identity.label import label
 from kvprov.settings import Settings, load_settings
 
@@ -116,6 +117,7 @@ class EngineBinding:
         self._adapters_in_use = False
         self._request_extensions = [e for e in self._registered() if e.dimension.half is Half.REQUEST]
         self._keyed_by_chain = connectors.keyed_by_chain(vllm_config.kv_transfer_config)
+        self._reads_client_tags = connectors.reads_client_tags(vllm_config.kv_transfer_config)
         values = self._worker_values(vllm_config, kv_cache_config)
         self.worker = WorkerHalf(0, values, self._digester(values))
 
@@ -148,12 +150,9 @@ class EngineBinding:
         values: dict[str, Value] = {
             WEIGHTS.name: facts.weights_value(self._reports, declared),
             PRECISION.name: facts.precision_value(vllm_config),
-            MODEL_CONFIG.name: facts.model_config_value(vllm_config),
+            MODEL_CONFIG.name: facts.model_config_value(vllm_config, self._reports, declared),
             KV_REPRESENTATION.name: facts.kv_representation_value(vllm_config, kv_cache_config, self._reports),
         }
-        draft = getattr(vllm_config.speculative_config, "draft_model_config", None)
-        if draft is not None and draft is not vllm_config.model_config:
-            values[WEIGHTS.name] = Unknown("weights: the draft model's weights are not identified yet")
         for extension in self._registered():
             if extension.dimension.half is Half.WORKER:
                 values[extension.dimension.name] = _value_of(extension, vllm_config)
@@ -167,6 +166,14 @@ class EngineBinding:
             return ABSENT
         return sharing_domain(request.cache_salt, self.secret)
 
+    def _namespace(self, request: Any) -> Value:
+        if not self._reads_client_tags:
+            return ABSENT
+        said = client_parameters(getattr(request.sampling_params, "extra_args", None))
+        if said.problem:
+            return Unknown(f"client_namespace: {said.problem}")
+        return tag_namespace(said.tags, self.secret) if said.tags else ABSENT
+
     def stamp(self, request: Any, adapter: Value) -> Stamp:
         """Compute and note what the keys of `request` are bound to.
 
@@ -177,7 +184,7 @@ class EngineBinding:
         values: dict[str, Value] = {
             ADAPTER.name: adapter,
             SHARING_DOMAIN.name: self._domain(request),
-            CLIENT_NAMESPACE.name: ABSENT,
+            CLIENT_NAMESPACE.name: self._namespace(request),
         }
         for extension in self._request_extensions:
             values[extension.dimension.name] = _value_of(extension, request)
@@ -185,6 +192,8 @@ class EngineBinding:
         reasons = [value.reason for value in values.values() if isinstance(value, Unknown)]
         if reasons:
             values = _with_nonces(values)
+        if reason := self._bind_inputs(request):
+            reasons.append(reason)
         half = self.worker
         digester = half.digester
         if half.reason:
@@ -203,6 +212,11 @@ class EngineBinding:
         set_stamp(request, stamp)
         return stamp
 
+    def _bind_inputs(self, request: Any) -> str:
+        lora = self._vllm_config.lora_config
+        towers = lora is not None and bool(getattr(lora, "enable_tower_connector_lora", False))
+        return inputs.bind(request, adapter_shapes_media=towers)
+
     def hasher(self, native: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
         """Return vLLM's block hasher, which hashes a request once its stamp is known.
 
@@ -212,6 +226,8 @@ class EngineBinding:
 
         def bound_hasher(request: Any) -> list[Any]:
             if stamp_of(request) is None:
+                # Here even if the stamp has to wait: media are hashed, and this thread has the time.
+                self._bind_inputs(request)
                 adapter = self._expected_adapter(request)
                 if adapter is None:
                     return []
@@ -274,7 +290,8 @@ class EngineBinding:
     def rebind(self, request: Any, adapter: Value) -> None:
         """Stamp `request` anew and hash it from the start."""
         self.stamp(request, adapter)
-        request.block_hashes.clear()
+        # A new list: stores under way hold the former one, in another thread, and go by it.
+        request.block_hashes = []
         request.update_block_hashes()
 
     def _overtake(self, requests: list[Any], reason: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-from kvprov.engines.vllm import connectors, seams
+from kvprov.engines.vllm import connectors, inputs, seams
 from kvprov.engines.vllm.binding import EngineBinding
 from kvprov.engines.vllm.stamp import Stamp, stamp_of
 from kvprov.errors import BindingError
@@ -26,7 +26,8 @@ class BoundView:
 
     def __init__(self, request: Any, stamp: Stamp) -> None:
         self._request = request
-        self.mm_features = [*request.mm_features, _Identifier(stamp.identifier)]
+        media = [_Identifier(inputs.located(feature)) for feature in request.mm_features]
+        self.mm_features = [*media, _Identifier(stamp.identifier)]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._request, name)
@@ -69,6 +70,10 @@ class BoundConnector:
         nothing of the request may be stored or loaded any more.
         """
 
+    def kvprov_granularity(self, block_size: int) -> int:
+        """Return of how many tokens the connector makes a key, in an engine whose blocks hold `block_size`."""
+        return block_size
+
     def kvprov_probe(self, requests: Sequence[Any]) -> tuple[list[str], list[Any]]:
         """Return, for each of `requests`, the key that a lookup asks for, and the entry that a worker would be sent.
 
@@ -89,7 +94,7 @@ def scheduled(requests: Sequence[Any]) -> Any:
             SimpleNamespace(
                 req_id=request.request_id,
                 prompt_token_ids=request.prompt_token_ids,
-                mm_features=[],
+                mm_features=list(request.mm_features),
                 block_ids=(list(range(1 + len(request.prompt_token_ids) // 16)),),
                 num_computed_tokens=0,
             )

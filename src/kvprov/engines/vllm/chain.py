@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from kvprov.engines.vllm import inputs
 from kvprov.engines.vllm.stamp import stamp_of
 
 _REPLACED = frozenset({"lora", "cache_salt"})
+_EMBEDDINGS = "prompt_embeds"
 
 
 def wrap_extra_keys(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,7 +27,13 @@ def wrap_extra_keys(original: Callable[..., Any]) -> Callable[..., Any]:
         if not request.mm_features and request.prompt_embeds is None:
             return first or None, start_mm_idx
         native, next_mm_idx = original(request, start_token_idx, end_token_idx, start_mm_idx)
-        kept = tuple(key for key in native or () if key[0] not in _REPLACED)
+        kept = tuple(
+            (key[0], inputs.embeddings_key(key[1], request, start_token_idx, end_token_idx))
+            if key[0] == _EMBEDDINGS
+            else key
+            for key in native or ()
+            if key[0] not in _REPLACED
+        )
         return (first + kept) or None, next_mm_idx
 
     return bound_extra_keys

@@ -25,9 +25,10 @@ class Treatment(enum.StrEnum):
     CHILDREN = "children"
     """It hands requests on to other connectors, each of which is treated as itself."""
     NO_KEY = "no content key"
-    """It hands one request's state to one other engine, by block numbers. Refused: nothing compares provenance."""
+    """Nothing is looked up by content: it hands one request's state to one other engine, by block numbers, or writes
+    what no engine reads back. Refused: nothing compares provenance."""
     REFUSED = "refused"
-    """Its entries have keys into which kvprov has no way."""
+    """kvprov has no way into its keys, or none that could be tried."""
 
 
 BOUND: Final = frozenset({Treatment.CHAIN, Treatment.VIEW, Treatment.TAG, Treatment.SALT, Treatment.CHILDREN})
@@ -51,6 +52,9 @@ class Entry:
 
 
 _CHAIN_STRENGTH: Final = "256 bits: SHA-256 over the digest's text and all tokens up to the block"
+_NIXL: Final = (
+    "{}; the handshake compares the model's name and its cache's form, but no weights, quantization, adapter or salt"
+)
 _HERE: Final = "kvprov.engines.vllm"
 
 TABLE: Final[Mapping[str, Entry]] = {
@@ -59,6 +63,12 @@ TABLE: Final[Mapping[str, Entry]] = {
         "folder names hash prompt tokens and content identifiers",
         "128 bits: MD5 over tokens and the digest's text (SHA-256 where the system forbids MD5)",
         f"{_HERE}.example",
+    ),
+    "HF3FSKVConnector": Entry(
+        Treatment.VIEW,
+        "keys hash token blocks, each over the one before: bound, the first one hashes the digest, too",
+        "256 bits: SHA-256, in place of vLLM's MD5, over the digest's text and all tokens up to the block",
+        f"{_HERE}.hf3fs",
     ),
     "OffloadingConnector": Entry(
         Treatment.CHAIN, "all tiers (fs, obj, p2p, kvcr) look blocks up by hash", _CHAIN_STRENGTH, f"{_HERE}.chained"
@@ -70,27 +80,45 @@ TABLE: Final[Mapping[str, Entry]] = {
         _CHAIN_STRENGTH,
         f"{_HERE}.chained",
     ),
+    "LMCacheConnectorV1": Entry(
+        Treatment.TAG,
+        "keys hold tags, of which one is the digest's text, and a hash of tokens, which covers it as well",
+        "256 bits: the digest's text in full (128 where so configured), and SHA-256 over it and all tokens",
+        f"{_HERE}.lmcache",
+    ),
+    "LMCacheMPConnector": Entry(
+        Treatment.SALT,
+        "the server's keys hold the tokens' hash and a salt, whose place the digest's text takes",
+        "256 bits: the digest's text in full (128 where so configured)",
+        f"{_HERE}.lmcache_mp",
+    ),
     "MultiConnector": Entry(
         Treatment.CHILDREN, "each of its connectors is treated as itself", "that of each", f"{_HERE}.multi"
     ),
     "HiSparseConnector": Entry(
-        Treatment.NO_KEY, "it mirrors one engine's sparse-attention rows in host memory, by block number"
+        Treatment.REFUSED,
+        "it keeps one engine's blocks in that engine's host memory, under block hashes, and shares nothing; it runs on "
+        "NVIDIA GPUs only and could not be tried",
     ),
-    "NixlConnector": Entry(Treatment.NO_KEY, "the decoder reads the prefiller's blocks by number after a handshake"),
-    "NixlPullConnector": Entry(
-        Treatment.NO_KEY, "the decoder reads the prefiller's blocks by number after a handshake"
+    "NixlConnector": Entry(Treatment.NO_KEY, _NIXL.format("the decoder reads the prefiller's blocks by number")),
+    "NixlPullConnector": Entry(Treatment.NO_KEY, _NIXL.format("the decoder reads the prefiller's blocks by number")),
+    "NixlPushConnector": Entry(Treatment.NO_KEY, _NIXL.format("the prefiller writes the decoder's blocks by number")),
+    "MooncakeConnector": Entry(
+        Treatment.NO_KEY, "the decoder is sent the prefiller's blocks by number; nothing but their sizes is compared"
     ),
-    "NixlPushConnector": Entry(
-        Treatment.NO_KEY, "the prefiller writes the decoder's blocks by number after a handshake"
+    "MoRIIOConnector": Entry(
+        Treatment.NO_KEY,
+        "the decoder reads or is sent the prefiller's blocks by number; nothing but their layout is compared",
     ),
-    "MooncakeConnector": Entry(Treatment.NO_KEY, "the decoder is sent the prefiller's blocks by number"),
-    "MoRIIOConnector": Entry(Treatment.NO_KEY, "the decoder reads or is sent the prefiller's blocks by number"),
-    "DecodeBenchConnector": Entry(Treatment.NO_KEY, "it fills the cache with made-up values, for measurements"),
+    "DecodeBenchConnector": Entry(
+        Treatment.NO_KEY, "it fills the cache with made-up values, for measurements, and calls them computed"
+    ),
     "ExampleHiddenStatesConnector": Entry(
-        Treatment.NO_KEY, "it writes hidden states into files named by request, which nothing reads back"
+        Treatment.NO_KEY,
+        "it writes hidden states and tokens into files named by request, for clients; no engine reads them back",
     ),
     "FlexKVConnectorV1": Entry(
-        Treatment.REFUSED, "its keys are made in the FlexKV package, from tokens; it could not be tested"
+        Treatment.REFUSED, "its keys are made in the FlexKV package, which is in no registry and could not be tried"
     ),
 }
 """Every connector that vLLM registers. One that is not here is refused, too: a new release's, or somebody else's."""
@@ -191,6 +219,13 @@ def keyed_by_chain(kv_transfer_config: Any) -> bool:
     """Whether one of the configured connectors keys its entries on the block-hash chain."""
     return kv_transfer_config is not None and any(
         name in TABLE and TABLE[name].treatment is Treatment.CHAIN for name, _, _ in configured(kv_transfer_config)
+    )
+
+
+def reads_client_tags(kv_transfer_config: Any) -> bool:
+    """Whether one of the configured connectors would put tags of a request's client into keys."""
+    return kv_transfer_config is not None and any(
+        name in TABLE and TABLE[name].treatment is Treatment.TAG for name, _, _ in configured(kv_transfer_config)
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector as Native
 
-from kvprov.engines.vllm import connectors
+from kvprov.engines.vllm import connectors, inputs
 from kvprov.engines.vllm.bound import BoundConnector, BoundView, scheduled
 from kvprov.engines.vllm.stamp import stamp_of
 
@@ -38,11 +38,7 @@ class ExampleConnector(BoundConnector, Native):  # type: ignore[misc]
 
     def reason_to_bypass(self, request: Any) -> str:
         """Return why `request` must not touch the tier; empty when it may."""
-        if reason := super().reason_to_bypass(request):
-            return reason
-        if request.prompt_embeds is not None or not request.prompt_token_ids:
-            return "prompt embeddings: the connector's keys are made of tokens"
-        return ""
+        return super().reason_to_bypass(request) or inputs.beyond_tokens(request)
 
     def on_new_request(self, request: Any) -> None:
         """Keep the request, since the metadata is built from a record of it that lacks the salt."""

@@ -33,12 +33,12 @@ def _seams() -> list[dict[str, str]]:
 def _connectors() -> list[dict[str, Any]]:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
-    from kvprov.engines.vllm.connectors import TABLE, Treatment
+    from kvprov.engines.vllm.connectors import BOUND, TABLE, Treatment
 
     found = []
     for name in sorted({*KVConnectorFactory._registry, *TABLE}):
         entry = TABLE.get(name)
-        bound = entry is not None and entry.treatment is not Treatment.REFUSED
+        bound = entry is not None and entry.treatment in BOUND
         found.append(
             {
                 "name": name,

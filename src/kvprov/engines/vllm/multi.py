@@ -13,6 +13,14 @@ from kvprov.engines.vllm.bound import BoundConnector
 class MultiConnector(BoundConnector, Native):  # type: ignore[misc]
     """MultiConnector whose connectors are bound."""
 
+    def reason_to_bypass(self, request: Any) -> str:
+        """Return why `request` must not touch one of the tiers at least; empty when it may touch all.
+
+        Each connector asks itself. This is what is counted, once for each request.
+        """
+        reasons = (connector.reason_to_bypass(request) for connector in self._connectors)
+        return next(filter(None, reasons), "")
+
     def kvprov_rebound(self, request: Any) -> None:
         """Tell each of them."""
         for connector in self._connectors:

@@ -124,6 +124,7 @@ def _check_connector(
     if not isinstance(connector, BoundConnector):
         raise _fail(f"{name} is not a connector of kvprov's")
     stamps = _probe_stamps(binding)
+    block_size = connector.kvprov_granularity(block_size)
     # The first provenance comes twice: its two requests must have one key.
     probes = [(probe, _request(block_size, stamp)) for probe, stamp in [("", stamps[""]), *stamps.items()]]
     for _, request in probes:

@@ -8,6 +8,7 @@ from typing import Any
 
 from kvprov.engines.vllm import quirks, seams
 from kvprov.engines.vllm.pins import PinnedAdapter, pins_of
+from kvprov.engines.vllm.speculation import Draft, draft_of
 from kvprov.engines.vllm.weights import loaded_weights
 
 
@@ -22,6 +23,7 @@ class WorkerReport:
         weights: Identity of the weights that it loaded, or None.
         reason: Why there is none.
         packing: How it laid out the KV state of a layer, or None where that is not known.
+        draft: The draft model whose state is in its entries, or None.
     """
 
     pid: int
@@ -30,6 +32,7 @@ class WorkerReport:
     weights: str | None
     reason: str
     packing: str | None
+    draft: Draft | None
 
 
 def _packing(worker: Any) -> str | None:
@@ -59,6 +62,7 @@ def report(worker: Any) -> WorkerReport:
         weights=loaded.identity,
         reason=loaded.reason,
         packing=_packing(worker),
+        draft=draft_of(worker),
     )
 
 
