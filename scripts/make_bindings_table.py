@@ -1,8 +1,9 @@
-"""Writes the table of measurements in docs/bindings.md from build/bindings/results.json, which the engine tests leave.
+"""Writes the tables of docs/bindings.md: of connectors, and of measurements.
 
     python scripts/make_bindings_table.py [--check]
 
-With --check, nothing is written: it fails if the document says anything else than the measurements.
+The connectors are those of the code, the measurements those of build/bindings/results.json, which engine tests leave.
+With --check, nothing is written: it fails if the document says anything else.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "bindings" / "results.json"
 DOCUMENT = ROOT / "docs" / "bindings.md"
-BEGIN, END = "<!-- measurements: begin -->", "<!-- measurements: end -->"
+CONNECTORS, MEASUREMENTS = "connectors", "measurements"
 BINDINGS = ("unbound", "bound", "withheld")
 
 
@@ -28,7 +29,7 @@ def figure(row: dict[str, Any] | None) -> str:
     return f"{row['foreign_tokens']}{wrong}"
 
 
-def table(rows: list[dict[str, Any]]) -> str:
+def measurements(rows: list[dict[str, Any]]) -> str:
     found = {(row["path"], row["dimension"], row["binding"]): row for row in rows}
     lines = [
         "| path | dimension that differs | stock | bound | bound, own entries | this one withheld |",
@@ -42,6 +43,30 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def connectors() -> str:
+    from kvprov.engines.vllm.connectors import BOUND, TABLE
+
+    lines = ["| connector | bound by | its keys, or why it is refused | strength |", "|---|---|---|---|"]
+    for name, entry in TABLE.items():
+        how = (
+            str(entry.treatment)
+            if entry.treatment in BOUND
+            else f"refused ({entry.treatment})".replace(" (refused)", "")
+        )
+        lines.append(f"| {name} | {how} | {entry.reason} | {entry.strength} |")
+    return "\n".join(lines)
+
+
+def replaced(text: str, part: str, wanted: str) -> str:
+    """Return the document with `wanted` in the place that is marked for `part`."""
+    begin, end = f"<!-- {part}: begin -->", f"<!-- {part}: end -->"
+    before, found, rest = text.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise SystemExit(f"{DOCUMENT.relative_to(ROOT)} has no place for the {part}: {begin} and {end}.")
+    return f"{before}{begin}\n{wanted}\n{end}{after}"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing, and fail if the document differs")
@@ -49,17 +74,15 @@ def main() -> None:
     if not RESULTS.exists():
         raise SystemExit(f"There are no measurements in {RESULTS.relative_to(ROOT)}: run `make engine` first.")
     text = DOCUMENT.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{DOCUMENT.relative_to(ROOT)} has no place for them: {BEGIN} and {END}.")
-    wanted = f"{before}{BEGIN}\n{table(json.loads(RESULTS.read_text())['rows'])}\n{END}{after}"
+    wanted = replaced(text, CONNECTORS, connectors())
+    wanted = replaced(wanted, MEASUREMENTS, measurements(json.loads(RESULTS.read_text())["rows"]))
     if wanted == text:
         return
     if check:
         raise SystemExit(
-            f"{DOCUMENT.relative_to(ROOT)} differs from what was measured. Run `python scripts/make_bindings_table.py` "
-            "and read the difference: a path may share, or fail to share, what it did not before."
+            f"{DOCUMENT.relative_to(ROOT)} differs from the code or from what was measured. Run `python "
+            "scripts/make_bindings_table.py` and read the difference: a path may share, or fail to share, what it did "
+            "not before."
         )
     DOCUMENT.write_text(wanted)
 

@@ -28,6 +28,7 @@ def test_each_setting_is_read() -> None:
             "KVPROV_SECRET_KEY_ID": "k",
             "KVPROV_REQUIRE_SECRET": "Yes",
             "KVPROV_WEIGHTS_LABEL": "run/1",
+            "KVPROV_WEIGHTS_RUN": "run-2",
             "KVPROV_CACHE_DIR": "/cache",
             "KVPROV_UNSAFE_WITHHOLD": "adapter, weights,",
             "PATH": "/bin",
@@ -38,6 +39,7 @@ def test_each_setting_is_read() -> None:
     assert (settings.secret, settings.secret_file, settings.secret_key_id) == ("s", Path("/secret"), "k")
     assert settings.require_secret
     assert settings.weights_label == "run/1"
+    assert settings.weights_run == "run-2"
     assert settings.cache_dir == Path("/cache")
     assert settings.unsafe_withhold == ("adapter", "weights")
 
@@ -52,6 +54,8 @@ def test_every_field_has_its_name_and_its_sentence() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
+        ("KVPROV_WEIGHTS_RUN", "run/2"),
+        ("KVPROV_WEIGHTS_RUN", ""),
         ("KVPROV_MODE", "of"),
         ("KVPROV_MODE", ""),
         ("KVPROV_DIGEST_BITS", "64"),

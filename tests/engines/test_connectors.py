@@ -6,14 +6,16 @@ import hashlib
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from kvprov.errors import BindingError
 from tests.support import tamper
 from tests.support.engine import Answer, Engine, Launch
 from tests.support.hf3fs import MetadataServer
@@ -420,6 +422,38 @@ def test_hf3fs_with_other_keys_than_bound_ones_does_not_start(
     for run, error in zip(ended, said.values(), strict=True):
         assert isinstance(run, EngineDiedError)
         assert run.message.startswith(f"BindingError: kvprov's self-check failed: {error}"), run
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [
+        ({"world_size": 1, "tensor_parallel_size": 1}, ""),
+        ({"world_size": 8, "tensor_parallel_size": 8}, ""),
+        ({"world_size": 4, "tensor_parallel_size": 2}, "4 workers and 2 such ranks"),
+        ({"world_size": 2, "tensor_parallel_size": 2, "decode_context_parallel_size": 2}, "decode context parallelism"),
+    ],
+)
+def test_hf3fs_refuses_workers_that_its_files_do_not_tell_apart(shape: dict[str, int], said: str) -> None:
+    from kvprov.engines.vllm.hf3fs import _check_shape
+
+    with pytest.raises(BindingError, match=said) if said else nullcontext():
+        _check_shape(SimpleNamespace(**shape))
+
+
+def test_hf3fs_binds_ranks_and_media() -> None:
+    """Neither is in vLLM's keys."""
+    from kvprov.engines.vllm.hf3fs import HF3FSKVConnector
+    from kvprov.engines.vllm.stamp import Stamp, set_stamp
+
+    def start(ranks: int = 1, digest: str = "d", media: tuple[tuple[str, int], ...] = (("m", 3),)) -> str:
+        features = [SimpleNamespace(identifier=i, mm_position=SimpleNamespace(offset=at)) for i, at in media]
+        request = SimpleNamespace(mm_features=features)
+        set_stamp(request, Stamp(digest, (("kvprov", digest),)))
+        return str(HF3FSKVConnector._start_of(SimpleNamespace(_shape=f"tp={ranks}"), request))  # type: ignore[arg-type]
+
+    assert start() == start()
+    others = [start(2), start(digest="e"), start(media=()), start(media=(("m", 4),)), start(media=(("n", 3),))]
+    assert len({start(), *others, start(media=(("m", 3), ("m", 9)))}) == 7
 
 
 # MultiConnector.

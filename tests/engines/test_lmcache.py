@@ -46,16 +46,24 @@ def worker_connector() -> Any:
     return get_kv_transfer_group()
 
 
-def written(_engine: Engine) -> None:
-    """Wait until LMCache's threads have written what was stored."""
+def written(_engine: Engine, *, names: Callable[[], list[str]] | None = None, at_least: int = 0) -> None:
+    """Wait until LMCache's threads have written what was stored, as far as can be seen.
+
+    Args:
+        names: Lists the store.
+        at_least: So many names are there then.
+    """
     backends = worker_connector()._lmcache_engine.lmcache_engine.storage_manager.storage_backends.values()
-    deadline = time.monotonic() + 60
-    lists = [
-        backend if hasattr(backend, "put_tasks") else getattr(backend, "disk_worker", None) for backend in backends
-    ]
-    while any(getattr(holder, "put_tasks", ()) for holder in lists):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    lists = [b if hasattr(b, "put_tasks") else getattr(b, "disk_worker", None) for b in backends]
+    before, since, deadline = -1, time.monotonic(), time.monotonic() + 60
+    while time.monotonic() < deadline:
+        now = len(names()) if names is not None else 0
+        if now != before or now < at_least or any(getattr(holder, "put_tasks", ()) for holder in lists):
+            before, since = now, time.monotonic()
+        elif time.monotonic() > since + 0.4:
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"LMCache writes on, or not enough: {before} names")
 
 
 def ran(ended: Run | EngineDiedError) -> Run:
@@ -190,6 +198,9 @@ TAGS = {
 }
 
 
+NOT_STORED = ("a number", "nothing to store")
+
+
 @pytest.fixture(scope="module")
 def shared(processes: Processes, models: Models, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
     folder = tmp_path_factory.mktemp("lmcache")
@@ -200,20 +211,25 @@ def shared(processes: Processes, models: Models, tmp_path_factory: pytest.TempPa
     with tiers.redis(folder / "redis") as tier:
         first_tier = with_env(tier, PYTHONHASHSEED="1", LMCACHE_ENABLE_KV_EVENTS="True")
         assert tier.keys is not None
+        # Two names an entry.
+        count = 2 * sum(tiers.loadable(len(prompt)) // tiers.CHUNK for prompt in prompts)
         first: list[Step] = [
             watch,
             partial(ask, adapter=standard, salt="tenant-1"),
-            written,
+            partial(written, names=tier.keys, at_least=count),
             partial(call, function=tier.keys),
             partial(ask, adapter=standard, salt="tenant-1"),
             seen,
             partial(ask, adapter=renamed, salt="tenant-1"),
             partial(ask, adapter=inverted, salt="tenant-1"),
             partial(ask, adapter=standard, salt="tenant-2"),
-            written,
+            partial(written, names=tier.keys, at_least=3 * count),
         ]
-        for configs in TAGS.values():
-            first += [tagged(models, prompts, **configs), written]
+        namespaces = 3
+        for name, configs in TAGS.items():
+            namespaces += name not in ("two in the other order", *NOT_STORED)
+            there = partial(written, names=tier.keys, at_least=namespaces * count)
+            first += [tagged(models, prompts, **configs), there]
         first += [tagged(models, prompts, **configs) for configs in TAGS.values()]
         first += [partial(bypassed, reason="client_namespace"), probe_media]
         isolated, ended = processes.run_all(
@@ -316,7 +332,7 @@ def test_a_clients_tags_separate_whatever_they_are(shared: Shared) -> None:
         "a transfer": 0,
     }
     assert {name: loaded(answers) for name, answers in again.items()} == {
-        name: 0 if name in ("a number", "nothing to store") else full for name in TAGS
+        name: 0 if name in NOT_STORED else full for name in TAGS
     }
     for answers in (*first.values(), *again.values()):
         assert same(answers, shared.isolated["standard"])
@@ -381,15 +397,19 @@ def test_stock_reads_foreign_state(stock: dict[str, Any]) -> None:
 # Requests under way, beneath which the weights are exchanged.
 
 TIGHT = {
-    "max_model_len": 256,
-    "num_gpu_blocks_override": 9,
+    "max_model_len": 320,
+    "num_gpu_blocks_override": 11,
     "max_num_seqs": 4,
     "enable_chunked_prefill": True,
     "max_num_batched_tokens": 128,
     "long_prefill_token_threshold": 64,
     "enable_lora": False,
 }
-"""Room for one prompt of 200 tokens at a time: a second one is looked up, and waits."""
+"""Room for one prompt at a time, which is computed in parts: a second one is looked up meanwhile, and waits."""
+
+
+def reload(engine: Engine, *, weights: str) -> None:
+    engine.llm.collective_rpc("reload_weights", kwargs={"weights_path": weights})
 
 
 def exchange(engine: Engine, *, running: list[int], waiting: list[int], weights: str) -> dict[str, Any]:
@@ -414,7 +434,8 @@ def exchange(engine: Engine, *, running: list[int], waiting: list[int], weights:
     llm.add_request("waiting", {"prompt_token_ids": waiting}, parameters)
     llm.step()
     before = state()
-    engine.llm.collective_rpc("reload_weights", kwargs={"weights_path": weights})
+    computed = [r.num_computed_tokens for r in engine.core.scheduler.running]
+    reload(engine, weights=weights)
     after = state()
     outputs = {}
     while llm.has_unfinished_requests():
@@ -425,6 +446,7 @@ def exchange(engine: Engine, *, running: list[int], waiting: list[int], weights:
         "before": before,
         "after": after,
         "end": state(),
+        "computed": computed[0],
         "answer": Answer(
             tokens=tuple(done.outputs[0].token_ids),
             logprobs=tuple(
@@ -439,7 +461,7 @@ def exchange(engine: Engine, *, running: list[int], waiting: list[int], weights:
 def test_weights_exchanged_beneath_requests_that_wait_and_run(
     processes: Processes, models: Models, tmp_path: Path
 ) -> None:
-    running, waiting = models.random_prompt(200, 1), models.random_prompt(200, 2)
+    running, waiting = models.random_prompt(250, 1), models.random_prompt(200, 2)
     other = models.copy_base(tmp_path / "other")
     models.perturb(Path(other))
     ask = partial(generate, prompts=[waiting], tokens=8)
@@ -448,16 +470,16 @@ def test_weights_exchanged_beneath_requests_that_wait_and_run(
         listed = partial(call, function=tier.keys)
         steps: list[Step] = [
             ask,
-            written,
+            partial(written, names=tier.keys, at_least=2 * 6),
             partial(exchange, running=running, waiting=waiting, weights=other),
-            written,
+            partial(written, names=tier.keys, at_least=2 * 18),
             listed,
             ask,
         ]
         bound, isolated = processes.run_all(
             [
                 (launch(models.base, tier, args=TIGHT), steps),
-                (Launch(other, None, "off", args={"enable_lora": False}), [ask]),
+                (Launch(models.base, None, "off", args=TIGHT), [partial(reload, weights=other), ask]),
             ]
         )
     cold, _, result, _, names, again = ran(bound).results
@@ -473,12 +495,57 @@ def test_weights_exchanged_beneath_requests_that_wait_and_run(
     assert result["end"] == {"pins": [], "loads": [], "found": [], "followed": ["waiting"]}
     # What waited found entries of the former weights, and is computed with the new ones.
     assert result["answer"].loaded == 0
-    assert same([result["answer"]], ran(isolated).results[0])
+    assert same([result["answer"]], ran(isolated).results[1])
     assert not same([result["answer"]], cold)
-    # Six chunks of what waited under each weights; of what ran, the four that were computed before.
-    assert len(entries(names)) == 6 + 4 + 6
+    # Six chunks of what waited under each weights; of what ran, those that were computed before, and not the seventh.
+    assert result["computed"] == 192
+    assert len(entries(names)) == 6 + 6 + 6
     assert loaded(again) == 192
-    assert same(again, ran(isolated).results[0])
+    assert same(again, ran(isolated).results[1])
+
+
+SCARCE = {
+    "num_gpu_blocks_override": 24,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 1024,
+    "enable_lora": False,
+}
+"""Room for two of four requests when they are fully grown: the others are preempted and resume."""
+
+
+def count_preemptions(engine: Engine, **request: Any) -> tuple[list[Answer], int]:
+    answers = engine.generate(**request)
+    return answers, int(sum(m.value for m in engine.llm.get_metrics() if m.name == "vllm:num_preemptions"))
+
+
+def test_requests_that_are_preempted_and_resume(processes: Processes, models: Models, tmp_path: Path) -> None:
+    """Also where they keep away from the tier: LMCache must not be asked to go on with what it never began."""
+    prompts = [models.random_prompt(100, seed) for seed in range(4)]
+    ask = partial(count_preemptions, prompts=prompts, tokens=200)
+    unknown = partial(ask, extra_args={"kv_transfer_params": TAGS["a number"]})
+    with tiers.redis(tmp_path / "redis") as tier:
+        assert tier.keys is not None
+        steps: list[Step] = [
+            unknown,
+            partial(written, names=tier.keys),
+            partial(call, function=tier.keys),
+            ask,
+            partial(written, names=tier.keys, at_least=2 * 4 * 3),
+            ask,
+        ]
+        runs = [
+            (launch(models.base, tier, args=SCARCE), steps),
+            (Launch(models.base, None, "off", args={"enable_lora": False}), [ask]),
+        ]
+        bound, isolated = map(ran, processes.run_all(runs))
+    expected, _ = isolated.results[0]
+    (away, first), _, names, (cold, second), _, (warm, third) = bound.results
+    assert 0 < first < second < third
+    assert names == []
+    assert loaded(away) == 0
+    assert loaded(warm) >= 4 * 96
+    for answers in (away, cold, warm):
+        assert tokens(answers) == tokens(expected)
 
 
 # Faults.
@@ -505,12 +572,12 @@ def test_entries_that_were_cut_short_are_not_used(processes: Processes, models: 
     ask = partial(generate, prompts=prompts, tokens=8, one_by_one=True, adapter=models.adapter("standard"))
     full = sum(tiers.loadable(len(prompt)) for prompt in prompts)
     runs: list[tuple[Launch, list[Step]]] = [(Launch(models.base, None, "off"), [ask])]
-    with tiers.disk(tmp_path / "bound") as bound, tiers.disk(tmp_path / "stock") as stock_tier:
+    with tiers.local_disk(tmp_path / "bound") as bound, tiers.local_disk(tmp_path / "stock") as stock_tier:
         for tier, mode, folder in ((bound, "enforce", "bound"), (stock_tier, "off", "stock")):
             alone = faulty(with_env(tier, LMCACHE_LOCAL_CPU="False"))
             shorten = partial(cut, folder=tmp_path / folder / "entries", size=40_000)
             runs.append((launch(models.base, alone, mode), [ask, written, ask, shorten, ask, written, ask]))
-        with tiers.fs(tmp_path / "fs") as remote:
+        with tiers.disk(tmp_path / "fs") as remote:
             # Twenty of 32 tokens, which LMCache takes for a shorter chunk.
             shorten = partial(cut, folder=tmp_path / "fs" / "entries", size=20 * 2048)
             runs.append((launch(models.base, faulty(remote)), [ask, written, ask, shorten, ask]))
@@ -539,7 +606,7 @@ def test_a_disk_that_is_full(processes: Processes, models: Models, tmp_path: Pat
     """Entries of 128 tokens have 256 KiB; no file may grow beyond 200 KiB. Then there is room again."""
     prompts = [models.random_prompt(n, seed) for seed, n in enumerate((140, 300))]
     ask = partial(generate, prompts=prompts, tokens=8, adapter=models.adapter("standard"))
-    with tiers.disk(tmp_path / "disk") as tier:
+    with tiers.local_disk(tmp_path / "disk") as tier:
         alone = with_env(tier, LMCACHE_LOCAL_CPU="False", LMCACHE_CHUNK_SIZE="128")
         # What could not be written stays on LMCache's list for ever.
         pause = partial(call, function=partial(time.sleep, 0.5))
@@ -691,7 +758,7 @@ BEFORE: dict[str, Callable[[], None] | None] = {
 def refusals(
     processes: Processes, models: Models, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Run | EngineDiedError]:
-    with tiers.disk(tmp_path_factory.mktemp("refused") / "disk") as tier:
+    with tiers.local_disk(tmp_path_factory.mktemp("refused") / "disk") as tier:
         runs: list[tuple[Launch, list[Step]]] = [
             (
                 launch(

@@ -15,7 +15,7 @@ import pytest
 from tests.support import exchanges
 from tests.support.engine import Adapter, Answer, Engine, Launch
 from tests.support.exchanges import Exchanged
-from tests.support.models import BLOCK, BUNDLED, Models, loadable
+from tests.support.models import BLOCK, BUNDLED, Models
 from tests.support.mooncake import MooncakeServer
 from tests.support.processes import EngineDiedError, Processes, Run, Step
 from tests.support.steps import bypassed, call, generate, loaded, same, tokens
@@ -25,6 +25,7 @@ from tests.support.tiers.mooncake import running
 pytestmark = pytest.mark.engine
 
 GENERATED = 4
+RECOMPUTE = {"kv_load_failure_policy": "recompute"}
 
 
 def settle(engine: Engine, *, seconds: float) -> None:
@@ -178,6 +179,7 @@ def exchanged(
 
 def test_the_exchanges_took_place_beneath_requests(exchanged: Exchanged) -> None:
     assert exchanged.took_place()
+    assert exchanged.witness.keeps_what_was_handed_out()
 
 
 @pytest.mark.parametrize("stage", exchanges.STAGES)
@@ -219,44 +221,51 @@ class Spy:
 
         mooncake.store.MooncakeDistributedStore = Watched
 
-    def tell(self) -> dict[str, list[str]]:
-        return self.keys
+    def tell(self) -> dict[str, set[str]]:
+        return {site: set(names) for site, names in self.keys.items()}
 
 
-@pytest.mark.parametrize("victim", ["mooncake_client", "mooncake_master"])
-def test_every_site_goes_by_one_name_until_the_store_dies(
-    processes: Processes, models: Models, prompts: list[list[int]], full: int, tmp_path: Path, victim: str
+def test_every_site_goes_by_the_names_in_the_store_until_its_master_dies(
+    processes: Processes, models: Models, prompts: list[list[int]], full: int, tmp_path: Path
 ) -> None:
-    """Then requests are answered all the same."""
+    """Then nothing is found, and requests are answered all the same."""
     ask = partial(generate, prompts=prompts, tokens=GENERATED)
     with running(tmp_path / "store") as (server, tier):
         wait = partial(settle, seconds=tier.settle)
-        runs = []
-        for last in (False, True):
+
+        def run(*more: Step) -> list[Any]:
             spy = Spy(tier.before)
             launch = Launch(models.base, tmp_path, connector=tier.connector, env=tier.env, before=spy)
-            steps: list[Step] = [ask, wait, partial(call, function=spy.tell)]
-            if last:
-                new = partial(generate, prompts=[prompt[1:] for prompt in prompts], tokens=GENERATED)
-                steps += [partial(call, function=server.kill_from_elsewhere(victim)), ask, new]
-            else:
-                names = server.keys
-            runs.append(processes.run(launch, *steps).results)
-            if not last:
-                stored = set(names())
-    (seeded, _, wrote), (read, _, asked, _, again, _) = runs
-    assert (loaded(seeded), loaded(read)) == (0, full)
+            return processes.run(launch, ask, wait, partial(call, function=spy.tell), *more).results
+
+        seeded, _, wrote = run()
+        names = set(server.keys())
+        # One request, since each waits for the master until it gives up.
+        one = partial(generate, prompts=prompts[:1], tokens=GENERATED)
+        read, _, asked, _, again = run(partial(call, function=server.kill_from_elsewhere("mooncake_master")), one)
+    assert (loaded(seeded), loaded(read), loaded(again)) == (0, full, 0)
     assert same(read, seeded)
-    assert same(again, seeded)
-    put = {name for site, names in wrote.items() if "put" in site for name in names}
-    got = {name for site, names in asked.items() if "get" in site for name in names}
-    looked_up = set(asked["batch_is_exist"])
-    assert put == got == looked_up == stored
-    assert len(stored) * BLOCK == full
+    assert same(again, seeded[:1])
+    put = {name for site in wrote if "put" in site for name in wrote[site]}
+    got = {name for site in asked if "get" in site for name in asked[site]}
+    assert put == got == asked["batch_is_exist"] == names
+    assert len(names) * BLOCK == full
 
 
-def test_loadable_counts_as_this_connector_does(prompts: list[list[int]], full: int) -> None:
-    """It loads whole blocks below the last token."""
-    assert full == sum((len(prompt) - 1) // BLOCK * BLOCK for prompt in prompts) == sum(
-        loadable(len(prompt)) for prompt in prompts
-    )
+def test_entries_whose_holder_died_end_requests_as_vllm_is_told_to(
+    processes: Processes, models: Models, prompts: list[list[int]], tmp_path: Path
+) -> None:
+    """The master still knows the names, so loads fail. By vLLM's default, so does the request, bound or not."""
+    ask = partial(generate, prompts=prompts[:1], tokens=GENERATED)
+    given: dict[str, list[tuple[int, ...]]] = {}
+    for name, mode, policy in (("stock", "off", {}), ("bound", "enforce", {}), ("told", "enforce", RECOMPUTE)):
+        with running(tmp_path / name) as (server, tier):
+            launch = Launch(
+                models.base, tmp_path, mode, {**tier.env}, {}, {**tier.connector, **policy}, (), tier.before
+            )
+            kill = partial(call, function=server.kill_from_elsewhere("mooncake_client"))
+            first, _, _, again = processes.run(launch, ask, partial(settle, seconds=tier.settle), kill, ask).results
+            right = tokens(first)
+            given[name] = tokens(again)
+    assert given["stock"] == given["bound"] == [()]
+    assert given["told"] == right

@@ -7,6 +7,7 @@ import resource
 import shutil
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from tests.support.engine import Adapter, Answer, Engine, Launch
 from tests.support.exchanges import Exchanged
 from tests.support.host_offload import offloading
 from tests.support.models import BLOCK, BUNDLED, Models
+from tests.support.ports import free_port
 from tests.support.processes import EngineDiedError, Processes, Run, Step
 from tests.support.provenance import Provenance
 from tests.support.s3 import s3_server
@@ -29,6 +31,8 @@ pytestmark = pytest.mark.engine
 
 SETTLE = 1.0
 GENERATED = 4
+ENTRY = 64 << 10
+"""Bytes of one block: 4 layers, keys and values of 2 heads of 64 numbers of two bytes, for 32 tokens."""
 
 
 def loadable(prompt: list[int]) -> int:
@@ -194,7 +198,7 @@ def test_engines_that_race_for_one_name_leave_one_whole_entry(fleet: Fleet, prom
     # Four provenances more than the first left what they computed; one of them in a cache of another type.
     assert len(names) == 6 * of_one
     sizes = {(fleet.root / name).stat().st_size for name in names}
-    assert len(sizes) == 1
+    assert sizes == {ENTRY}
     assert not list(fleet.root.rglob("*.tmp"))
 
 
@@ -229,6 +233,7 @@ def exchanged(processes: Processes, scene: exchanges.Scene, tmp_path_factory: py
 
 def test_the_exchanges_took_place_beneath_requests(exchanged: Exchanged) -> None:
     assert exchanged.took_place()
+    assert exchanged.witness.keeps_what_was_handed_out()
 
 
 @pytest.mark.parametrize("stage", exchanges.STAGES)
@@ -314,12 +319,14 @@ def test_every_site_goes_by_the_names_in_the_store(
 ) -> None:
     """Lookup, load, store, prefetch from the tier below, eviction and events, in two processes."""
     # Room for the blocks of two of the prompts, so that there are evictions.
-    connector = offloading(file_tier(tmp_path) | {"enable_kv_events": True}, cpu_bytes_to_use=10 * (128 << 10))
+    connector = offloading(file_tier(tmp_path) | {"enable_kv_events": True}, cpu_bytes_to_use=10 * ENTRY)
     ask = partial(generate, prompts=prompts, tokens=1, one_by_one=True)
     seen = []
     for _ in range(2):
         spy = Spy()
-        launch = Launch(models.base, tmp_path, connector=connector, before=spy, args=events())
+        # Else an event's hash is cut to the width of an integer.
+        env = {"VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES": "0"}
+        launch = Launch(models.base, tmp_path, env=env, connector=connector, before=spy, args=events())
         run = processes.run(launch, ask, settle, partial(call, function=spy.tell))
         seen.append(run.results[2])
         assert loaded(run.results[0]) == (full if len(seen) == 2 else 0)
@@ -368,7 +375,7 @@ def test_damaged_entries_full_disks_and_unknown_provenance(
         settle,
         partial(call, function=partial(files, root)),
         partial(bypassed, reason="adapter"),
-        partial(limit, size=100_000),
+        partial(limit, size=ENTRY - 1),
         full_disk,
         settle,
         full_disk,
@@ -406,8 +413,8 @@ def test_an_object_store_and_its_death(
         dying = [
             ask,
             partial(call, function=server.kill_from_elsewhere()),
-            partial(generate, prompts=[prompt[1:] for prompt in prompts], tokens=GENERATED),
-            partial(generate, prompts=prompts, tokens=GENERATED),
+            partial(generate, prompts=[prompts[0][1:]], tokens=GENERATED),
+            ask,
         ]
         foreign = processes.run(launch(other), ask, settle).results[0]
         read, _, without, again = processes.run(launch(elsewhere), *dying).results
@@ -417,3 +424,72 @@ def test_an_object_store_and_its_death(
     assert all(name.lstrip("/").startswith("kvprov-tp1-") for name in names)
     assert loaded(without) == 0
     assert same(again, seeded)
+
+
+# Two engines that are up at once.
+
+
+UCX = {"UCX_TLS": "tcp,self,sm", "UCX_NET_DEVICES": "lo"}
+
+
+def serve_until(engine: Engine, *, ready: Path, stop: Path) -> None:
+    """Keep the engine stepping, which is what drives its peers' reads."""
+    ready.touch()
+    while not stop.exists():
+        engine.generate([[11, 12, 13]], tokens=1)
+        time.sleep(0.02)
+
+
+def pull(engine: Engine, *, prompts: list[list[int]], port: int, request: str, adapter: Adapter) -> list[Answer]:
+    """Ask with the source that a client may name: one prompt a request, as each is a transfer of its own."""
+    answers = []
+    for number, prompt in enumerate(prompts):
+        source = {"remote_host": "127.0.0.1", "remote_port": port, "kv_request_id": f"{request}-{number}"}
+        extra = {"kv_transfer_params": {"remote_kv_source": source}}
+        answers += engine.generate([prompt], tokens=GENERATED, adapter=adapter, extra_args=extra)
+    return answers
+
+
+def test_an_engine_reads_from_its_peer_what_it_would_have_computed(
+    processes: Processes, models: Models, prompts: list[list[int]], full: int, other: str, tmp_path: Path
+) -> None:
+    """The same provenance at another path: all. Another adapter, then other weights: nothing."""
+    ports = [free_port(), free_port()]
+    moved = models.copy_base(tmp_path / "moved")
+    standard, inverted = models.adapter("standard"), models.adapter("inverted", 2)
+    renamed = models.adapter("standard", 7, "renamed", tmp_path / "renamed")
+    ready, stop = tmp_path / "ready", tmp_path / "stop"
+
+    def launch(model: str, port: int) -> Launch:
+        tier = {"type": "p2p", "host": "127.0.0.1", "port": port}
+        return Launch(model, tmp_path, env={**NIXL, **UCX}, connector=offloading(tier))
+
+    ask = partial(generate, prompts=prompts, tokens=GENERATED)
+    take = partial(pull, prompts=prompts, port=ports[0])
+    with ThreadPoolExecutor(1) as pool:
+        source = pool.submit(
+            processes.run,
+            launch(models.base, ports[0]),
+            partial(ask, adapter=standard),
+            partial(serve_until, ready=ready, stop=stop),
+        )
+        try:
+            while not ready.exists() and not source.done():
+                time.sleep(0.1)
+            peer = processes.run(
+                launch(moved, ports[1]),
+                partial(take, request="same", adapter=renamed),
+                partial(take, request="adapter", adapter=inverted),
+                partial(exchanges.exchange_weights, path=other),
+                partial(take, request="weights", adapter=renamed),
+            )
+        finally:
+            stop.touch()
+        seeded = source.result().results[0]
+    same_state, adapter, _, weights = peer.results
+    assert loaded(seeded) == 0
+    assert loaded(same_state) == full
+    assert same(same_state, seeded)
+    assert loaded(adapter) == loaded(weights) == 0
+    assert not same(adapter, seeded)
+    assert not same(weights, seeded)

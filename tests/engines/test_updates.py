@@ -20,7 +20,7 @@ from tests.support.packages import install
 from tests.support.processes import Processes, Run
 from tests.support.steps import bypassed, call, generate, loaded, same
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.smoke]
 
 CORES = {"same process": {}, "own process": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}}
 CORE = pytest.mark.parametrize("core", CORES)
@@ -163,7 +163,7 @@ def test_reloaded_weights_are_known_by_their_content(
     assert same(settled, isolated[other])
     assert same(reloaded, isolated[other])
     # Neither process ever loaded what the other one started with: content alone makes them meet.
-    fresh = processes.run(launch(core, other, store), asks).results[0]
+    fresh = processes.run(launch("same process", other, store), asks).results[0]
     assert loaded(fresh) == full
     assert same(fresh, isolated["fresh"])
 
@@ -222,7 +222,7 @@ def test_an_update_is_known_by_the_label_of_its_run(
     same_run, other_run, no_run = processes.run_all(
         [
             (
-                launch(core, models.base, store, env=env, args=TRANSFER, path=plugin),
+                launch("same process", models.base, store, env=env, args=TRANSFER, path=plugin),
                 [partial(transfer, path=other, version="1"), asks],
             )
             for env in (RUN, {"KVPROV_WEIGHTS_RUN": "run-8"}, {})
@@ -375,7 +375,7 @@ def test_requests_across_an_update_store_what_computed_them(
     asks = partial(ask, prompts=prompts)
     found = {}
     for checkpoint, name in ((models.base, models.base), (other, "fresh")):
-        answers = processes.run(launch(core, checkpoint, store), asks).results[0]
+        answers = processes.run(launch("same process", checkpoint, store), asks).results[0]
         assert same(answers, isolated[name])
         found[checkpoint] = loaded(answers)
     # Those that waited were computed by the new weights, and are found under their identity.

@@ -104,11 +104,17 @@ class Witness:
         computed: Tokens that each had computed when something was exchanged.
         status: Its state then.
         generated: What the growing ones generated.
+        held: Lists of hashes as requests had them at an exchange, and what these held: whoever had been handed one
+            before, such as a store under way in another thread, must find in it what it was handed.
     """
 
     computed: dict[str, int] = field(default_factory=dict)
     status: dict[str, str] = field(default_factory=dict)
     generated: dict[str, list[int]] = field(default_factory=dict)
+    held: list[tuple[list[bytes], list[bytes]]] = field(default_factory=list)
+
+    def keeps_what_was_handed_out(self) -> bool:
+        return bool(self.held) and all(now[: len(then)] == then for now, then in self.held)
 
 
 class _Drive:
@@ -140,6 +146,11 @@ class _Drive:
             self.witness.status[name] = found[name] = request.status.name
         return found
 
+    def hold(self) -> None:
+        """Note what others have been handed of the requests."""
+        requests = self.engine.core.scheduler.requests.values()
+        self.witness.held += [(r.block_hashes, list(r.block_hashes)) for r in requests]
+
     def finish(self) -> None:
         while self._llm.has_unfinished_requests():
             self.step()
@@ -158,6 +169,7 @@ def write(engine: Engine, *, scene: Scene, settle: float) -> Witness:
         drive.add(f"{prefix}waiting", waiting, 8)
         while drive.look().get(f"{prefix}running") != "RUNNING" or drive.witness.computed[f"{prefix}running"] < CHUNK:
             drive.step()
+        drive.hold()
 
     half_way([scene.finished[0], scene.running, scene.waiting], "")
     exchange_weights(engine, scene.new)
@@ -167,6 +179,7 @@ def write(engine: Engine, *, scene: Scene, settle: float) -> Witness:
         drive.add(f"growing{number}", prompt, GROWS)
     while "PREEMPTED" not in drive.look().values():
         drive.step()
+    drive.hold()
     exchange_weights(engine, scene.old)
     drive.finish()
 

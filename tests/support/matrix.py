@@ -282,7 +282,7 @@ class BindingMatrix:
         """Where stock's own key tells its values apart, it stays closed."""
         outcome, first, _ = matrix.where("withheld", name)
         assert f"UNSAFE: withheld={name}" in outcome.log
-        if name in matrix.tier.dies:
+        if name in matrix.tier.dies and self.reopens(matrix, name):
             failed = outcome.died is not None or not same(outcome[first][0], matrix.references[name])
             assert failed
             return

@@ -8,7 +8,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ def environment(**settings: str) -> dict[str, str]:
     }
 
 
-def _tier(name: str, *, keys: object = None, **settings: str) -> Tier:
+def _tier(name: str, *, keys: Callable[[], list[str]] | None = None, **settings: str) -> Tier:
     return Tier(
         name=name,
         connector={"kv_connector": "LMCacheConnectorV1"},
@@ -54,18 +54,22 @@ def _tier(name: str, *, keys: object = None, **settings: str) -> Tier:
         before=lmcache_cpu.install,
         settle=0.5,
         collides=_COLLIDES,
-        keys=keys,  # type: ignore[arg-type]
+        keys=keys,
     )
 
 
+def _files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
 @contextmanager
-def disk(folder: Path) -> Iterator[Tier]:
+def local_disk(folder: Path) -> Iterator[Tier]:
     """LMCache's memory and local disk: shared by the requests of one engine, since nothing reads the files anew."""
     entries = folder / "entries"
     entries.mkdir(parents=True)
     yield _tier(
-        "lmcache-disk",
-        keys=lambda: sorted(path.name for path in entries.iterdir()),
+        "lmcache-local-disk",
+        keys=partial(_files, entries),
         local_cpu="True",
         local_disk=f"file://{entries}/",
         max_local_disk_size="0.5",
@@ -73,13 +77,13 @@ def disk(folder: Path) -> Iterator[Tier]:
 
 
 @contextmanager
-def fs(folder: Path) -> Iterator[Tier]:
-    """A folder as remote store."""
+def disk(folder: Path) -> Iterator[Tier]:
+    """A folder on disk as remote store, which every engine reads."""
     entries = folder / "entries"
     entries.mkdir(parents=True)
     yield _tier(
-        "lmcache-fs",
-        keys=lambda: sorted(path.name for path in entries.iterdir()),
+        "lmcache-disk",
+        keys=partial(_files, entries),
         remote_url=f"fs://localhost:0{entries}/",
         remote_serde="naive",
     )

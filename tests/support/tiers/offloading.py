@@ -10,8 +10,9 @@ from tests.support.host_offload import offloading
 from tests.support.s3 import s3_server
 from tests.support.tiers import Tier
 
-COLLIDES = frozenset({"weights", "precision", "model_config", "kv_representation"})
-"""The block-hash chain holds an adapter's name and path, and the salt; the folder's name holds the model's path."""
+COLLIDES = frozenset({"weights", "precision", "model_config"})
+"""The block-hash chain holds an adapter's name and path, and the salt; names hold the model's path and the cache's
+element type."""
 
 
 def file_tier(root: Path) -> dict[str, object]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Final
 
-from kvprov.contract.descriptor import Known, Unknown
+from kvprov.contract.descriptor import Known, Unknown, Value
 from kvprov.engines.vllm import weights
 from kvprov.engines.vllm.adapters import Unfinished
 from kvprov.engines.vllm.binding import EngineBinding
@@ -73,6 +73,7 @@ class WeightUpdates:
     def __init__(self, binding: EngineBinding, unfinished: Unfinished) -> None:
         self._binding = binding
         self._unfinished = unfinished
+        # Stays for good: an updater may vouch for what such a call left behind, but reloading does not take it back.
         self._tainted = ""
         self._updating = False
         self._direct_loads = weights.direct_loads()
@@ -100,7 +101,7 @@ class WeightUpdates:
 
     def _reloaded(self) -> None:
         if self._updating:
-            value: Known | Unknown | Any = Unknown("weights: they were reloaded within an update")
+            value: Value = Unknown("weights: they were reloaded within an update")
         elif self._tainted:
             value = Unknown(f"weights: {self._tainted} may have changed what reloading does not restore")
         else:
@@ -119,9 +120,7 @@ class WeightUpdates:
             # What arrives after the declaration is not covered by it.
             return
         value = self._binding.declared_weights(version)
-        if isinstance(value, Known):
-            self._tainted = ""
-        elif not self._binding.worker.changing:
+        if not isinstance(value, Known) and not self._binding.worker.changing:
             # The weights are known by their content, and the declaration adds nothing.
             return
         self._binding.weights_changed(value, self._unfinished)

@@ -5,7 +5,7 @@ import pytest
 from tests.support.matrix import BindingMatrix
 from tests.support.tiers import example
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.smoke]
 
 
 class TestExample(BindingMatrix):

@@ -1,0 +1,12 @@
+"""OffloadingConnector's tiers against every dimension."""
+
+import pytest
+
+from tests.support.matrix import BindingMatrix
+from tests.support.tiers import offloading
+
+pytestmark = [pytest.mark.engine, pytest.mark.smoke]
+
+
+class TestOffloadingFs(BindingMatrix):
+    opener = staticmethod(offloading.fs)
