@@ -24,7 +24,7 @@ def figure(row: dict[str, Any] | None) -> str:
     if row is None:
         return ""
     if row["foreign_tokens"] is None:
-        return "dies of it"
+        return "fails on it"
     wrong = "" if row["matches_reference"] else ", wrong answers"
     return f"{row['foreign_tokens']}{wrong}"
 

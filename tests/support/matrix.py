@@ -109,14 +109,14 @@ class Matrix:
     def _row(self, binding: str, name: str) -> dict[str, Any]:
         row: dict[str, Any] = {"path": self.tier.name, "dimension": name, "binding": binding}
         outcome, first, second = self.where(binding, name)
-        if outcome.died is not None:
-            note = f"the engine died: {outcome.died.message[:160]}"
+        if binding != "bound" and self.failed(outcome, first, name):
+            # Whether it dies or answers with nothing depends on the moment.
             return row | {
                 "foreign_tokens": None,
                 "own_tokens": None,
                 "loadable_tokens": self.loadable,
-                "matches_reference": None,
-                "note": note,
+                "matches_reference": False,
+                "note": "the engine finds the foreign entry and fails on it",
             }
         return row | {
             "foreign_tokens": outcome.loaded(first),
@@ -125,6 +125,12 @@ class Matrix:
             "matches_reference": same(outcome[first][0], self.references[name]),
             "note": "",
         }
+
+    def failed(self, outcome: Outcome, place: int, name: str) -> bool:
+        """Whether a foreign entry was found that the engine cannot read."""
+        if name not in self.tier.dies:
+            return False
+        return outcome.died is not None or not same(outcome[place][0], self.references[name])
 
     def where(self, binding: str, name: str) -> tuple[Outcome, int, int | None]:
         """Return the run in which a dimension was varied, and at which places: its first request and its second."""
@@ -259,8 +265,7 @@ class BindingMatrix:
         """What stock shares wrongly, so that the bound case below can be told from it."""
         outcome, first, _ = matrix.where("unbound", name)
         if name in matrix.tier.dies:
-            failed = outcome.died is not None or not same(outcome[first][0], matrix.references[name])
-            assert failed
+            assert matrix.failed(outcome, first, name)
         elif name in matrix.tier.collides:
             assert outcome.loaded(first) == matrix.loadable
             if name in COMPUTATIONAL:
@@ -283,8 +288,7 @@ class BindingMatrix:
         outcome, first, _ = matrix.where("withheld", name)
         assert f"UNSAFE: withheld={name}" in outcome.log
         if name in matrix.tier.dies and self.reopens(matrix, name):
-            failed = outcome.died is not None or not same(outcome[first][0], matrix.references[name])
-            assert failed
+            assert matrix.failed(outcome, first, name)
             return
         assert outcome.loaded(first) == (matrix.loadable if self.reopens(matrix, name) else 0)
         for _, loaded in outcome.asked[first + 1 :]:
