@@ -29,6 +29,7 @@ def test_each_setting_is_read() -> None:
             "KVPROV_REQUIRE_SECRET": "Yes",
             "KVPROV_WEIGHTS_LABEL": "run/1",
             "KVPROV_WEIGHTS_RUN": "run-2",
+            "KVPROV_PEERS": "10.0.0.1:7000, [::1]:7001",
             "KVPROV_CACHE_DIR": "/cache",
             "KVPROV_UNSAFE_WITHHOLD": "adapter, weights,",
             "PATH": "/bin",
@@ -40,6 +41,7 @@ def test_each_setting_is_read() -> None:
     assert settings.require_secret
     assert settings.weights_label == "run/1"
     assert settings.weights_run == "run-2"
+    assert settings.peers == ("10.0.0.1:7000", "[::1]:7001")
     assert settings.cache_dir == Path("/cache")
     assert settings.unsafe_withhold == ("adapter", "weights")
 
@@ -55,6 +57,8 @@ def test_every_field_has_its_name_and_its_sentence() -> None:
     ("name", "value"),
     [
         ("KVPROV_WEIGHTS_RUN", "run/2"),
+        ("KVPROV_PEERS", "10.0.0.1"),
+        ("KVPROV_PEERS", ":7000"),
         ("KVPROV_WEIGHTS_RUN", ""),
         ("KVPROV_MODE", "of"),
         ("KVPROV_MODE", ""),

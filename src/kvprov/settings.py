@@ -56,6 +56,15 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(check_name(name.strip()) for name in text.split(",") if name.strip())
 
 
+def _peers(text: str) -> tuple[str, ...]:
+    peers = tuple(peer.strip() for peer in text.split(",") if peer.strip())
+    for peer in peers:
+        host, _, port = peer.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ValueError(f"{peer!r:.80} is not HOST:PORT")
+    return peers
+
+
 class _Hidden(str):
     """A text that does not show in representations, and so not in logs."""
 
@@ -92,6 +101,8 @@ class Settings:
             cannot be identified by content.
         weights_run: `KVPROV_WEIGHTS_RUN`: RUN, the training run whose updater declares a version with each update of
             the weights at run time. Naming it says that the updater is trusted.
+        peers: `KVPROV_PEERS`: HOST:PORT, comma-separated: the engines from which requests may have state fetched by
+            OffloadingConnector's p2p tier.
         cache_dir: `KVPROV_CACHE_DIR`: where the digest cache lives.
         unsafe_withhold: `KVPROV_UNSAFE_WITHHOLD`: dimensions to leave out of every key, comma-separated. For tests
             and experiments that show what a missing dimension reopens; `kvprov doctor` reports it as unsafe.
@@ -105,6 +116,7 @@ class Settings:
     require_secret: bool = environ.var(default=False, converter=_flag)
     weights_label: str | None = environ.var(default=None)
     weights_run: str | None = environ.var(default=None, converter=_run)
+    peers: tuple[str, ...] = environ.var(default="", converter=_peers)
     cache_dir: Path | None = environ.var(default=None, converter=_path)
     unsafe_withhold: tuple[str, ...] = environ.var(default="", converter=_names)
 
@@ -118,6 +130,7 @@ NAMES = (
     "KVPROV_REQUIRE_SECRET",
     "KVPROV_WEIGHTS_LABEL",
     "KVPROV_WEIGHTS_RUN",
+    "KVPROV_PEERS",
     "KVPROV_CACHE_DIR",
     "KVPROV_UNSAFE_WITHHOLD",
 )

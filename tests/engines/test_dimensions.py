@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.engine import Answer, Launch
+from tests.support.matrix import record
 from tests.support.models import Models, loadable
 from tests.support.processes import EngineDiedError, Processes, Run, Step
 from tests.support.provenance import COMPUTATIONAL, DIMENSIONS, Provenance, copied
@@ -145,6 +146,24 @@ def _write(matrix: Matrix) -> None:
     rows = [row(key) for key in matrix.reads]
     RESULTS.parent.mkdir(parents=True, exist_ok=True)
     RESULTS.write_text(json.dumps({"loadable": matrix.loadable, "rows": rows}, indent=1) + "\n")
+    record(_binding(matrix, binding, name) for binding in ("unbound", "bound", "withheld") for name in DIMENSIONS)
+
+
+def _binding(matrix: Matrix, binding: str, name: str) -> dict[str, object]:
+    """Return one row of the file that holds the figures of all tiers."""
+    row: dict[str, object] = {"path": "example", "dimension": name, "binding": binding}
+    read = matrix.reads[("withheld", name, name) if binding == "withheld" else (binding, name)]
+    if isinstance(read, EngineDiedError):
+        figures: tuple[int | None, bool | None] = None, False
+    else:
+        figures = read.loaded, _same(read, matrix.reads[("reference", name)])
+    return row | {
+        "foreign_tokens": figures[0],
+        "own_tokens": matrix["own", name].loaded if binding == "bound" else None,
+        "loadable_tokens": matrix.loadable,
+        "matches_reference": figures[1],
+        "note": "" if figures[0] is not None else "the engine finds the foreign entry and fails on it",
+    }
 
 
 def _same(read: Read, reference: Read | EngineDiedError | None) -> bool | None:

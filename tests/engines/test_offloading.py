@@ -440,11 +440,13 @@ def serve_until(engine: Engine, *, ready: Path, stop: Path) -> None:
         time.sleep(0.02)
 
 
-def pull(engine: Engine, *, prompts: list[list[int]], port: int, request: str, adapter: Adapter) -> list[Answer]:
+def pull(
+    engine: Engine, *, prompts: list[list[int]], port: int, request: str, adapter: Adapter, host: str = "127.0.0.1"
+) -> list[Answer]:
     """Ask with the source that a client may name: one prompt a request, as each is a transfer of its own."""
     answers = []
     for number, prompt in enumerate(prompts):
-        source = {"remote_host": "127.0.0.1", "remote_port": port, "kv_request_id": f"{request}-{number}"}
+        source = {"remote_host": host, "remote_port": port, "kv_request_id": f"{request}-{number}"}
         extra = {"kv_transfer_params": {"remote_kv_source": source}}
         answers += engine.generate([prompt], tokens=GENERATED, adapter=adapter, extra_args=extra)
     return answers
@@ -453,16 +455,22 @@ def pull(engine: Engine, *, prompts: list[list[int]], port: int, request: str, a
 def test_an_engine_reads_from_its_peer_what_it_would_have_computed(
     processes: Processes, models: Models, prompts: list[list[int]], full: int, other: str, tmp_path: Path
 ) -> None:
-    """The same provenance at another path: all. Another adapter, then other weights: nothing."""
+    """The same provenance at another path: all. Another adapter, then other weights: nothing.
+
+    Nor anything from a peer that the operator did not list, whatever it has.
+    """
     ports = [free_port(), free_port()]
     moved = models.copy_base(tmp_path / "moved")
     standard, inverted = models.adapter("standard"), models.adapter("inverted", 2)
     renamed = models.adapter("standard", 7, "renamed", tmp_path / "renamed")
     ready, stop = tmp_path / "ready", tmp_path / "stop"
 
+    listed = {"KVPROV_PEERS": f"127.0.0.1:{ports[0]}"}
+    others = models.prompts(len(prompts) + 2)[len(prompts) :]
+
     def launch(model: str, port: int) -> Launch:
         tier = {"type": "p2p", "host": "127.0.0.1", "port": port}
-        return Launch(model, tmp_path, env={**NIXL, **UCX}, connector=offloading(tier))
+        return Launch(model, tmp_path, env={**NIXL, **UCX, **listed}, connector=offloading(tier))
 
     ask = partial(generate, prompts=prompts, tokens=GENERATED)
     take = partial(pull, prompts=prompts, port=ports[0])
@@ -471,6 +479,7 @@ def test_an_engine_reads_from_its_peer_what_it_would_have_computed(
             processes.run,
             launch(models.base, ports[0]),
             partial(ask, adapter=standard),
+            partial(generate, prompts=others, tokens=GENERATED, adapter=standard),
             partial(serve_until, ready=ready, stop=stop),
         )
         try:
@@ -479,6 +488,8 @@ def test_an_engine_reads_from_its_peer_what_it_would_have_computed(
             peer = processes.run(
                 launch(moved, ports[1]),
                 partial(take, request="same", adapter=renamed),
+                partial(take, prompts=others[:1], request="stranger", adapter=renamed, host="localhost"),
+                partial(take, prompts=others[1:], request="friend", adapter=renamed),
                 partial(take, request="adapter", adapter=inverted),
                 partial(exchanges.exchange_weights, path=other),
                 partial(take, request="weights", adapter=renamed),
@@ -486,7 +497,10 @@ def test_an_engine_reads_from_its_peer_what_it_would_have_computed(
         finally:
             stop.touch()
         seeded = source.result().results[0]
-    same_state, adapter, _, weights = peer.results
+    same_state, stranger, friend, adapter, _, weights = peer.results
+    assert loaded(stranger) == 0
+    assert loaded(friend) > 0
+    assert f"names the peer localhost:{ports[0]}, which KVPROV_PEERS does not list" in peer.log
     assert loaded(seeded) == 0
     assert loaded(same_state) == full
     assert same(same_state, seeded)

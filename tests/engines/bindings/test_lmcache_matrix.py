@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.matrix import BindingMatrix
+from tests.support.matrix import ANOTHER_STORE, BindingMatrix
 from tests.support.tiers import lmcache
 
 pytestmark = pytest.mark.engine
@@ -14,7 +14,9 @@ class TestLMCacheDisk(BindingMatrix):
 
 class TestLMCacheRemote(BindingMatrix):
     opener = staticmethod(lmcache.lm)
+    plan = ANOTHER_STORE
 
 
 class TestLMCacheRedis(BindingMatrix):
     opener = staticmethod(lmcache.redis)
+    plan = ANOTHER_STORE

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.matrix import BindingMatrix, Matrix
+from tests.support.matrix import ANOTHER_STORE, BindingMatrix, Matrix
 from tests.support.tiers import lmcache_mp
 
 pytestmark = pytest.mark.engine
@@ -20,3 +20,4 @@ class TestLMCacheMpFs(LMCacheMpMatrix):
 
 class TestLMCacheMpRedis(LMCacheMpMatrix):
     opener = staticmethod(lmcache_mp.redis)
+    plan = ANOTHER_STORE

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.matrix import BindingMatrix
+from tests.support.matrix import ANOTHER_STORE, BindingMatrix
 from tests.support.tiers import offloading
 
 pytestmark = pytest.mark.engine
@@ -10,3 +10,4 @@ pytestmark = pytest.mark.engine
 
 class TestOffloadingObj(BindingMatrix):
     opener = staticmethod(offloading.obj)
+    plan = ANOTHER_STORE

@@ -27,6 +27,7 @@ from kvprov.engines.vllm import connectors, facts, inputs, quirks, seams, worker
 from kvprov.engines.vllm.adapters import EngineAdapters, Unfinished
 from kvprov.engines.vllm.bypass import Bypasses
 from kvprov.engines.vllm.log import logger
+from kvprov.engines.vllm.peers import Strangers
 from kvprov.engines.vllm.stamp import Stamp, make_stamp, set_stamp, stamp_of
 from kvprov.errors import BindingError, SettingsError
 from kvprov.extensions import Extension, load_extensions, registry_with
@@ -96,6 +97,7 @@ class EngineBinding:
         self.registry: Registry = registry_with(self.extensions, self.settings.unsafe_withhold)
         self.secret: FleetSecret | None = fleet_secret(self.settings)
         self.bypasses = Bypasses()
+        self.strangers = Strangers()
         self._salt_warned = False
         self._executor = executor
         self._vllm_config = vllm_config

@@ -20,6 +20,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector i
     SimpleCPUOffloadConnector as NativeSimpleCPUOffload,
 )
 
+from kvprov.engines.vllm import peers
 from kvprov.engines.vllm.bound import BoundConnector
 
 MODEL_NAME: Final = "kvprov"
@@ -70,7 +71,12 @@ class OffloadingConnector(_Chained, NativeOffloading):  # type: ignore[misc]
         super().__init__(_renamed(vllm_config, portable), role, kv_cache_config)
 
     def on_new_request(self, request: Any) -> None:
-        """Let a request bypass the tier whose provenance is not known."""
+        """Keep a request away from the tier whose provenance is not known, and from peers that are not listed."""
+        assert self._binding is not None
+        parameters, strangers = peers.allowed(request.kv_transfer_params, self._binding.settings.peers)
+        if strangers:
+            request.kv_transfer_params = parameters
+            self._binding.strangers.note(strangers)
         super().on_new_request(request)
         self._restrain(request)
 
