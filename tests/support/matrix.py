@@ -84,24 +84,9 @@ def make_references(processes: Processes, models: Models, folder: Path) -> Refer
     return references
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is run over a tier beside all dimensions bound.
-
-    Attributes:
-        stock: Dimensions that are varied in stock.
-        withheld: Dimensions that are withheld, one at a time.
-    """
-
-    stock: tuple[str, ...] = DIMENSIONS
-    withheld: tuple[str, ...] = DIMENSIONS
-
-
-FULL = Plan()
-WITHOUT_CONFIGURATION = Plan(withheld=("adapter", "sharing_domain", "weights"))
-"""Withholding the others differs from withholding weights in the digest alone, which is the same for every tier."""
-ANOTHER_STORE = Plan(stock=("adapter", "sharing_domain"), withheld=())
-"""For a tier whose keys are those of another one, in another store."""
+ANOTHER_STORE = ("adapter", "sharing_domain", "weights")
+"""What is withheld over a tier whose keys are those of another one, in another store. That withholding a dimension of
+the configuration differs from withholding the weights, in the digest alone, is seen over that one."""
 
 
 @dataclass
@@ -120,9 +105,9 @@ class Matrix:
     references: References
     outcomes: dict[tuple[str, str], Outcome]
 
-    def rows(self, plan: Plan) -> Iterator[dict[str, Any]]:
+    def rows(self, withheld: Sequence[str]) -> Iterator[dict[str, Any]]:
         """Give the figures as `build/bindings/results.json` holds them."""
-        for binding, names in (("unbound", plan.stock), ("bound", DIMENSIONS), ("withheld", plan.withheld)):
+        for binding, names in (("unbound", DIMENSIONS), ("bound", DIMENSIONS), ("withheld", withheld)):
             for name in names:
                 yield self._row(binding, name)
 
@@ -170,7 +155,7 @@ def _launch(tier: Tier, provenance: Provenance, model: str, mode: str, withhold:
 
 
 def run_matrix(
-    processes: Processes, models: Models, tier: Tier, folder: Path, references: References, plan: Plan
+    processes: Processes, models: Models, tier: Tier, folder: Path, references: References, withheld: Sequence[str]
 ) -> Matrix:
     """Run all engines over one tier, and keep the figures."""
     prompts = models.prompts(PROMPTS)
@@ -205,9 +190,8 @@ def run_matrix(
         for name in names:
             varied = Provenance.of(name)
             add(("bound", name), varied, "enforce", asks(name), wait, asks(name))
-            if name in plan.stock:
-                add(("unbound", name), varied, "off", asks(name))
-            if name in plan.withheld:
+            add(("unbound", name), varied, "off", asks(name))
+            if name in withheld:
                 # Where only what is withheld differs, the entries of others are found; where the request differs, too,
                 # they are not.
                 more = [asks(name, other) for other in REQUEST]
@@ -216,14 +200,14 @@ def run_matrix(
     add(("unbound", "seed"), FIRST, "off", asks(), wait)
     add(("bound", "seed"), FIRST, "enforce", asks(), wait)
     for name in WORKER:
-        if name in plan.withheld:
+        if name in withheld:
             add(("withheld seed", name), FIRST, "enforce", asks(), wait, withhold=name)
     execute()
     add(("unbound", "own"), FIRST, "off", asks(), *[asks(name) for name in REQUEST])
     twice = [step for name in REQUEST for step in (asks(name), wait, asks(name))]
     add(("bound", "own"), FIRST, "enforce", asks(), renamed, *twice)
     for name in REQUEST:
-        if name in plan.withheld:
+        if name in withheld:
             others = [asks(other) for other in REQUEST if other != name]
             add(("withheld", name), FIRST, "enforce", asks(), wait, asks(name), *others, withhold=name)
     readers(*[name for name in WORKER if name != "weights"])
@@ -233,7 +217,7 @@ def run_matrix(
     execute()
     loadable = outcomes["unbound", "own"].loaded(0)
     matrix = Matrix(tier, loadable, sum(map(len, prompts)), references, outcomes)
-    record(matrix.rows(plan))
+    record(matrix.rows(withheld))
     return matrix
 
 
@@ -250,10 +234,10 @@ def record(rows: Iterator[dict[str, Any]]) -> None:
 
 
 class BindingMatrix:
-    """The tests of one tier. A subclass names its opener, and its plan if it is not the full one."""
+    """The tests of one tier. A subclass names its opener, and what is withheld if it is not every dimension."""
 
     opener: ClassVar[Opener]
-    plan: ClassVar[Plan] = FULL
+    withheld: ClassVar[Sequence[str]] = DIMENSIONS
 
     @pytest.fixture(scope="class")
     @classmethod
@@ -266,7 +250,7 @@ class BindingMatrix:
     ) -> Iterator[Matrix]:
         folder = tmp_path_factory.mktemp("matrix")
         with cls.opener(folder) as tier:
-            yield run_matrix(processes, models, tier, folder, references, cls.plan)
+            yield run_matrix(processes, models, tier, folder, references, cls.withheld)
 
     def test_own_state_is_read_in_full(self, matrix: Matrix) -> None:
         """The positive control of everything below: the identical rerun hits, bound as unbound, to the same end."""
@@ -285,8 +269,6 @@ class BindingMatrix:
     @pytest.mark.parametrize("name", DIMENSIONS)
     def test_stock(self, matrix: Matrix, name: str) -> None:
         """What stock shares wrongly, so that the bound case below can be told from it."""
-        if name not in self.plan.stock:
-            pytest.skip("in this plan, stock is not run for it")
         outcome, first, _ = matrix.where("unbound", name)
         if name in matrix.tier.dies:
             assert matrix.failed(outcome, first, name)
@@ -310,8 +292,8 @@ class BindingMatrix:
     @pytest.mark.parametrize("name", DIMENSIONS)
     def test_withholding_a_dimension_reopens_it_alone(self, matrix: Matrix, name: str) -> None:
         """Where stock's own key tells its values apart, it stays closed."""
-        if name not in self.plan.withheld:
-            pytest.skip("in this plan, it is not withheld")
+        if name not in self.withheld:
+            pytest.skip("it is withheld over another store with the same keys")
         outcome, first, _ = matrix.where("withheld", name)
         assert f"UNSAFE: withheld={name}" in outcome.log
         if name in matrix.tier.dies and self.reopens(matrix, name):

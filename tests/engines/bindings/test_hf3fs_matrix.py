@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.matrix import WITHOUT_CONFIGURATION, BindingMatrix
+from tests.support.matrix import BindingMatrix
 from tests.support.tiers import hf3fs
 
 pytestmark = pytest.mark.engine
@@ -10,4 +10,3 @@ pytestmark = pytest.mark.engine
 
 class TestHF3FS(BindingMatrix):
     opener = staticmethod(hf3fs.files)
-    plan = WITHOUT_CONFIGURATION

@@ -14,9 +14,9 @@ class TestLMCacheDisk(BindingMatrix):
 
 class TestLMCacheRemote(BindingMatrix):
     opener = staticmethod(lmcache.lm)
-    plan = ANOTHER_STORE
+    withheld = ANOTHER_STORE
 
 
 class TestLMCacheRedis(BindingMatrix):
     opener = staticmethod(lmcache.redis)
-    plan = ANOTHER_STORE
+    withheld = ANOTHER_STORE

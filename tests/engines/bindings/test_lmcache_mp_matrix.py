@@ -20,4 +20,4 @@ class TestLMCacheMpFs(LMCacheMpMatrix):
 
 class TestLMCacheMpRedis(LMCacheMpMatrix):
     opener = staticmethod(lmcache_mp.redis)
-    plan = ANOTHER_STORE
+    withheld = ANOTHER_STORE

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.support.matrix import WITHOUT_CONFIGURATION, BindingMatrix
+from tests.support.matrix import BindingMatrix
 from tests.support.tiers import multi
 
 pytestmark = pytest.mark.engine
@@ -10,4 +10,3 @@ pytestmark = pytest.mark.engine
 
 class TestMulti(BindingMatrix):
     opener = staticmethod(multi.over_two)
-    plan = WITHOUT_CONFIGURATION

@@ -10,4 +10,4 @@ pytestmark = pytest.mark.engine
 
 class TestOffloadingObj(BindingMatrix):
     opener = staticmethod(offloading.obj)
-    plan = ANOTHER_STORE
+    withheld = ANOTHER_STORE
