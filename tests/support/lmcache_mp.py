@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.support.daemon import HOST, Daemon
 from tests.support.models import BLOCK
 from tests.support.ports import free_port
 from tests.support.redis import RedisServer
-
-HOST = "127.0.0.1"
 
 
 @dataclass(frozen=True)
@@ -59,8 +56,8 @@ class Http:
         return int(self.call("DELETE", "/cache/objects", {"keys": keys, "tier": "all"})["deleted"])
 
 
-class LMCacheServer:
-    """A server with a first tier in its memory and a second one elsewhere, which outlives it.
+class LMCacheServer(Daemon):
+    """A server with a first tier in its memory, empty at each start, and a second one elsewhere, which outlives it.
 
     Args:
         folder: For its log.
@@ -69,47 +66,19 @@ class LMCacheServer:
     """
 
     def __init__(self, folder: Path, l2: dict[str, Any], *options: str) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.log = folder / "lmcache.log"
         self.port, self.http = free_port(), Http(free_port())
-        self._command = [
+        command = [
             *(sys.executable, "-m", "lmcache.cli.main", "server", "--host", HOST, "--port", str(self.port)),
             *("--http-host", HOST, "--http-port", str(self.http.port), "--chunk-size", str(BLOCK)),
             *("--l1-size-gb", "0.25", "--eviction-policy", "LRU", "--supported-transfer-mode", "auto"),
             *("--disable-observability", "--l2-adapter", json.dumps(l2), *options),
         ]
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Start it, with an empty first tier.
-
-        Raises:
-            RuntimeError: It did not come up.
-        """
-        environment = {**os.environ, "LMCACHE_TRACK_USAGE": "false", "OMP_NUM_THREADS": "1"}
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(self._command, env=environment, stdout=log, stderr=log)
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and self._process.poll() is None:
-            try:
-                self.http.call("GET", "/quota")
-            except (OSError, urllib.error.URLError):
-                time.sleep(0.1)
-            else:
-                return
-        raise RuntimeError(f"the LMCache server did not come up\n{self.log.read_text(errors='replace')[-4000:]}")
-
-    def kill(self) -> None:
-        """End it as a crash would."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def restart(self) -> None:
-        """End it as a crash would, and start it on the same ports. Only its second tier is left."""
-        self.kill()
-        self.start()
+        super().__init__(
+            command,
+            folder / "lmcache.log",
+            partial(self.http.call, "GET", "/quota"),
+            environment={"LMCACHE_TRACK_USAGE": "false", "OMP_NUM_THREADS": "1"},
+        )
 
     def connector(self, **extra: Any) -> dict[str, Any]:
         """Return the members of an engine's KV transfer configuration."""
@@ -155,9 +124,5 @@ def encoded(name: str) -> dict[str, Any]:
 @contextmanager
 def lmcache_server(folder: Path, l2: dict[str, Any], *options: str) -> Iterator[LMCacheServer]:
     """Run a server until the block ends."""
-    server = LMCacheServer(folder, l2, *options)
-    try:
-        server.start()
+    with LMCacheServer(folder, l2, *options) as server:
         yield server
-    finally:
-        server.kill()

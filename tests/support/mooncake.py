@@ -7,18 +7,13 @@ bound to the loopback address is, and all ports are free ones.
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
 import sys
-import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
+from tests.support.daemon import HOST, Daemon
 from tests.support.ports import free_port
 
 _MODULES = {"mooncake_master": "mooncake.cli", "mooncake_client": "mooncake.cli_client"}
@@ -31,13 +26,13 @@ class MooncakeServer:
         folder: For its configuration and its logs.
     """
 
-    host = "127.0.0.1"
+    host = HOST
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self._rpc, self._metrics, self._metadata, self._client = (free_port() for _ in range(4))
-        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._daemons: dict[str, Daemon] = {}
 
     @property
     def configuration(self) -> Path:
@@ -63,6 +58,7 @@ class MooncakeServer:
         self.configuration.write_text(json.dumps(settings))
         self._run(
             "mooncake_master",
+            self.keys,
             f"--rpc_address={self.host}",
             f"--rpc_port={self._rpc}",
             f"--metrics_host={self.host}",
@@ -71,9 +67,9 @@ class MooncakeServer:
             f"--http_metadata_server_host={self.host}",
             f"--http_metadata_server_port={self._metadata}",
         )
-        self._wait("the master", self.keys)
         self._run(
             "mooncake_client",
+            self._segments,
             f"--host={self.host}",
             f"--port={self._client}",
             f"--master_server_address={master}",
@@ -81,13 +77,11 @@ class MooncakeServer:
             "--protocol=tcp",
             "--global_segment_size=256 MB",
         )
-        self._wait("the client", self._segments)
 
-    def _run(self, program: str, *arguments: str) -> None:
-        with (self.folder / f"{program}.log").open("ab") as log:
-            self._processes[program] = subprocess.Popen(
-                [sys.executable, "-m", _MODULES[program], *arguments], stdout=log, stderr=log
-            )
+    def _run(self, program: str, ready: Callable[[], object], *arguments: str) -> None:
+        command = [sys.executable, "-m", _MODULES[program], *arguments]
+        self._daemons[program] = Daemon(command, self.folder / f"{program}.log", ready)
+        self._daemons[program].start()
 
     def _get(self, path: str) -> str:
         with urllib.request.urlopen(f"http://{self.host}:{self._metrics}{path}", timeout=10) as answer:
@@ -99,29 +93,14 @@ class MooncakeServer:
             raise OSError("no client has mounted a segment yet")
         return names
 
-    def _wait(self, what: str, ready: Callable[[], object], timeout: float = 60) -> None:
-        deadline = time.monotonic() + timeout
-        while time.monotonic() < deadline and all(p.poll() is None for p in self._processes.values()):
-            try:
-                ready()
-            except (OSError, urllib.error.URLError):
-                time.sleep(0.1)
-            else:
-                return
-        logs = "\n".join(f.read_text(errors="replace")[-2000:] for f in sorted(self.folder.glob("*.log")))
-        raise RuntimeError(f"{what} did not come up\n{logs}")
-
     def kill_from_elsewhere(self, program: str) -> Callable[[], None]:
         """Return what another process may call to end one of its processes as a crash would."""
-        return partial(os.kill, self._processes[program].pid, signal.SIGKILL)
+        return self._daemons[program].kill_from_elsewhere()
 
     def kill(self, *programs: str) -> None:
         """End some of its processes, or all, as a crash would."""
-        for program in programs or list(self._processes):
-            process = self._processes.pop(program, None)
-            if process is not None:
-                process.kill()
-                process.wait()
+        for program in programs or list(self._daemons):
+            self._daemons.pop(program).kill()
 
     def keys(self) -> list[str]:
         """Return the names of all entries."""

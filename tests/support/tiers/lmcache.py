@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import socket
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -17,6 +13,7 @@ from typing import Final
 from redis import Redis
 
 from tests.support import lmcache_cpu
+from tests.support.daemon import HOST, Daemon
 from tests.support.ports import free_port
 from tests.support.redis import RedisServer, redis_server
 from tests.support.tiers import Tier
@@ -89,7 +86,7 @@ def disk(folder: Path) -> Iterator[Tier]:
     )
 
 
-class LmServer:
+class LmServer(Daemon):
     """LMCache's own server, which keeps entries in its memory.
 
     Args:
@@ -97,40 +94,16 @@ class LmServer:
     """
 
     def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.log = folder / "lm-server.log"
         self.port = free_port()
-        self._process: subprocess.Popen[bytes] | None = None
+        command = [sys.executable, "-m", "lmcache.v1.server", HOST, str(self.port)]
+        super().__init__(command, folder / "lm-server.log", self._connect, environment={"LMCACHE_TRACK_USAGE": "false"})
+
+    def _connect(self) -> None:
+        socket.create_connection((HOST, self.port), timeout=5).close()
 
     @property
     def url(self) -> str:
-        return f"lm://127.0.0.1:{self.port}"
-
-    def start(self) -> None:
-        """Start it.
-
-        Raises:
-            RuntimeError: It did not come up.
-        """
-        command = [sys.executable, "-m", "lmcache.v1.server", "127.0.0.1", str(self.port)]
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                command, stdout=log, stderr=log, env={**os.environ, "LMCACHE_TRACK_USAGE": "false"}
-            )
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline and self._process.poll() is None:
-            with socket.socket() as probe:
-                if probe.connect_ex(("127.0.0.1", self.port)) == 0:
-                    return
-            time.sleep(0.1)
-        raise RuntimeError(f"LMCache's server did not come up\n{self.log.read_text()[-2000:]}")
-
-    def kill(self) -> None:
-        """End it as a crash would, with all that it keeps."""
-        if self._process is not None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        return f"lm://{HOST}:{self.port}"
 
     def tier(self) -> Tier:
         return _tier("lmcache-lm", remote_url=self.url, remote_serde="naive")
@@ -139,12 +112,8 @@ class LmServer:
 @contextmanager
 def lm_server(folder: Path) -> Iterator[LmServer]:
     """Run a server until the block ends."""
-    server = LmServer(folder)
-    try:
-        server.start()
+    with LmServer(folder) as server:
         yield server
-    finally:
-        server.kill()
 
 
 @contextmanager

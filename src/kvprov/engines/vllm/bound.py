@@ -87,6 +87,24 @@ class BoundConnector:
         raise NotImplementedError
 
 
+class KeepsRequests(BoundConnector):
+    """Keeps requests while they are unfinished: metadata is built from vLLM's records of them, which lack the stamp."""
+
+    def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
+        super().__init__(vllm_config, role, kv_cache_config)
+        self._requests: dict[str, Any] = {}
+
+    def on_new_request(self, request: Any) -> None:
+        """Keep the request."""
+        super().on_new_request(request)  # type: ignore[misc]
+        self._requests[request.request_id] = request
+
+    def request_finished(self, request: Any, block_ids: Any) -> Any:
+        """Forget the request."""
+        self._requests.pop(request.request_id, None)
+        return super().request_finished(request, block_ids)  # type: ignore[misc]
+
+
 def scheduled(requests: Sequence[Any]) -> Any:
     """Return a scheduler's output in which all of each request's prompt is computed in one step."""
     return SimpleNamespace(

@@ -14,11 +14,11 @@ from typing import Any
 from vllm.distributed.kv_transfer.kv_connector.v1.example_connector import ExampleConnector as Native
 
 from kvprov.engines.vllm import connectors, inputs
-from kvprov.engines.vllm.bound import BoundConnector, BoundView, scheduled
+from kvprov.engines.vllm.bound import BoundView, KeepsRequests, scheduled
 from kvprov.engines.vllm.stamp import stamp_of
 
 
-class ExampleConnector(BoundConnector, Native):  # type: ignore[misc]
+class ExampleConnector(KeepsRequests, Native):  # type: ignore[misc]
     """ExampleConnector whose keys are bound to provenance.
 
     Beyond that, it keeps away from the tier in the cases that the connector itself cannot handle: prompt embeddings
@@ -32,23 +32,12 @@ class ExampleConnector(BoundConnector, Native):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         connectors.check_shape(vllm_config.parallel_config, "ExampleConnector")
         super().__init__(vllm_config, role, kv_cache_config)
-        self._requests: dict[str, Any] = {}
 
     # Scheduler half.
 
     def reason_to_bypass(self, request: Any) -> str:
         """Return why `request` must not touch the tier; empty when it may."""
         return super().reason_to_bypass(request) or inputs.beyond_tokens(request)
-
-    def on_new_request(self, request: Any) -> None:
-        """Keep the request, since the metadata is built from a record of it that lacks the salt."""
-        super().on_new_request(request)
-        self._requests[request.request_id] = request
-
-    def request_finished(self, request: Any, block_ids: Any) -> Any:
-        """Forget the request."""
-        self._requests.pop(request.request_id, None)
-        return super().request_finished(request, block_ids)
 
     def _view(self, request: Any) -> BoundView:
         stamp = stamp_of(request)

@@ -29,7 +29,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs.hf3fs_connector import H
 from vllm.distributed.kv_transfer.kv_connector.v1.hf3fs.utils.common import HF3FSConnectorMetadata
 
 from kvprov.engines.vllm import inputs
-from kvprov.engines.vllm.bound import BoundConnector, scheduled
+from kvprov.engines.vllm.bound import KeepsRequests, scheduled
 from kvprov.engines.vllm.stamp import stamp_of
 from kvprov.errors import BindingError
 
@@ -67,7 +67,7 @@ def _check_shape(parallel_config: Any) -> None:
         )
 
 
-class HF3FSKVConnector(BoundConnector, Native):  # type: ignore[misc]
+class HF3FSKVConnector(KeepsRequests, Native):  # type: ignore[misc]
     """HF3FSKVConnector whose keys are bound to provenance.
 
     Raises:
@@ -86,7 +86,6 @@ class HF3FSKVConnector(BoundConnector, Native):  # type: ignore[misc]
         # Ranks hold a share of the heads each, so entries of other shapes are others.
         self._shape = f"tp={vllm_config.parallel_config.tensor_parallel_size}"
         self._start = ""
-        self._requests: dict[str, Any] = {}
         self._barred: set[str] = set()
         self._loads_no_more: set[str] = set()
         self._loads: list[tuple[concurrent.futures.Future[bool], list[int]]] = []
@@ -129,14 +128,8 @@ class HF3FSKVConnector(BoundConnector, Native):  # type: ignore[misc]
     def _stays_out(self, request: Any) -> bool:
         return bool(self.reason_to_bypass(request)) or request.num_preemptions > 0 or request.request_id in self._barred
 
-    def on_new_request(self, request: Any) -> None:
-        """Keep the request, since metadata is built from a record of it that lacks the stamp."""
-        super().on_new_request(request)
-        self._requests[request.request_id] = request
-
     def request_finished(self, request: Any, block_ids: Any) -> Any:
         """Forget the request."""
-        self._requests.pop(request.request_id, None)
         self._barred.discard(request.request_id)
         self._loads_no_more.discard(request.request_id)
         return super().request_finished(request, block_ids)

@@ -16,7 +16,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.lmcache_connector import LMCac
 
 from kvprov.engines.lmcache import forms, keys
 from kvprov.engines.vllm import inputs
-from kvprov.engines.vllm.bound import BoundConnector, scheduled
+from kvprov.engines.vllm.bound import KeepsRequests, scheduled
 from kvprov.engines.vllm.stamp import stamp_of
 from kvprov.errors import BindingError
 
@@ -81,7 +81,7 @@ def release_lookup(worker: Any, request_id: str) -> None:
             connector._lmcache_engine.lmcache_engine.lookup_unpin(request_id)
 
 
-class LMCacheConnectorV1(BoundConnector, Native):  # type: ignore[misc]
+class LMCacheConnectorV1(KeepsRequests, Native):  # type: ignore[misc]
     """LMCacheConnectorV1 whose keys are bound to provenance.
 
     Raises:
@@ -92,7 +92,6 @@ class LMCacheConnectorV1(BoundConnector, Native):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         _check_configuration(vllm_config)
         super().__init__(vllm_config, role, kv_cache_config)
-        self._requests: dict[str, Any] = {}
         self._away: set[str] = set()
         impl = self._lmcache_engine
         self._bind(vllm_config, impl)
@@ -136,14 +135,8 @@ class LMCacheConnectorV1(BoundConnector, Native):  # type: ignore[misc]
         """Return why `request` must not touch the tier; empty when it may."""
         return super().reason_to_bypass(request) or inputs.beyond_tokens(request)
 
-    def on_new_request(self, request: Any) -> None:
-        """Keep the request, since the metadata is built from a record of it."""
-        super().on_new_request(request)
-        self._requests[request.request_id] = request
-
     def request_finished(self, request: Any, block_ids: Any) -> Any:
         """Forget the request."""
-        self._requests.pop(request.request_id, None)
         self._away.discard(request.request_id)
         return super().request_finished(_View(request, {}), block_ids)
 
