@@ -12,7 +12,7 @@ from tests.support.models import BLOCK, Models, loadable
 from tests.support.processes import EngineDiedError, Processes
 from tests.support.steps import generate, loaded, tokens
 
-pytestmark = [pytest.mark.engine, pytest.mark.smoke]
+pytestmark = pytest.mark.engine
 
 LENGTHS = (1, 2, BLOCK - 1, BLOCK, BLOCK + 1, BLOCK + 2, 2 * BLOCK, 2 * BLOCK + 1, 2 * BLOCK + 2, 3 * BLOCK + 5)
 

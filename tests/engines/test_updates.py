@@ -20,7 +20,7 @@ from tests.support.packages import install
 from tests.support.processes import Processes, Run
 from tests.support.steps import bypassed, call, generate, loaded, same
 
-pytestmark = [pytest.mark.engine, pytest.mark.smoke]
+pytestmark = pytest.mark.engine
 
 CORES = {"same process": {}, "own process": {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}}
 CORE = pytest.mark.parametrize("core", CORES)

@@ -39,10 +39,12 @@ class FolderWeightTransfer(WeightTransferEngine):
 
     def receive_weights(self, update_info: Any) -> None:
         from safetensors.torch import load_file
-        from vllm.model_executor.model_loader.reload.inplace import reload_weights
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
         tensors = load_file(Path(update_info.path) / "model.safetensors")
-        reload_weights(self.vllm_config, self.model, iter(tensors.items()), None, is_checkpoint_format=True)
+        initialize_layerwise_reload(self.model)
+        self.model.load_weights(tensors.items())
+        finalize_layerwise_reload(self.model, self.model_config)
 
     def finish_weight_update(self) -> None:
         """Nothing to complete."""

@@ -5,7 +5,7 @@ import pytest
 from tests.support.matrix import BindingMatrix
 from tests.support.tiers import offloading
 
-pytestmark = [pytest.mark.engine, pytest.mark.smoke]
+pytestmark = pytest.mark.engine
 
 
 class TestOffloadingFs(BindingMatrix):
