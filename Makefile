@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin/python
 
 OTHER_RELEASES := 0.30.0 0.31.0
-SMOKE := tests/engines/bindings/test_offloading_matrix.py tests/engines/test_updates.py tests/engines/test_chain.py
+SMOKE := tests/engines/bindings/test_offloading_matrix.py tests/engines/test_updates.py
 
 .PHONY: setup demo test unit engine test-releases lint format model vectors clean
 

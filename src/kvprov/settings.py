@@ -56,11 +56,13 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(check_name(name.strip()) for name in text.split(",") if name.strip())
 
 
+_PEER = re.compile(r"([A-Za-z0-9._-]+|\[[0-9A-Fa-f:.%A-Za-z0-9]+\]):[0-9]{1,5}")
+
+
 def _peers(text: str) -> tuple[str, ...]:
     peers = tuple(peer.strip() for peer in text.split(",") if peer.strip())
     for peer in peers:
-        host, _, port = peer.rpartition(":")
-        if not host or not port.isdecimal():
+        if _PEER.fullmatch(peer) is None or int(peer.rpartition(":")[2]) not in range(1, 65536):
             raise ValueError(f"{peer!r:.80} is not HOST:PORT")
     return peers
 

@@ -5,6 +5,7 @@ Every scenario runs with the engine core in the same process and in one of its o
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from functools import partial
@@ -262,7 +263,8 @@ def test_what_may_have_changed_more_than_weights_needs_a_label(
         asks,
     )
     results = [loaded(answers) for answers in run.results if answers]
-    assert results == [0, full, 0, 0, 0, 0, 0, full, full]
+    # What cannot be a label is no word for what the weights are now.
+    assert results == [0, full, 0, 0, 0, 0, 0, full, 0]
     assert "negate was called at run time" in run.log
 
 
@@ -288,7 +290,7 @@ def test_a_part_of_the_weights_is_not_the_whole(
         asks,
     )
     assert [loaded(run.results[i]) for i in (0, 2, 3)] == [0, 0, 0]
-    assert "other tensors were reloaded than were loaded at first" in run.log
+    assert "it is not known whether all weights were reloaded" in run.log
 
 
 def load_directly(engine: Engine, *, path: str) -> None:
@@ -330,6 +332,96 @@ def test_weights_given_to_the_model_itself_are_noticed(
     assert "the model's load_weights was called at run time" in run.log
 
 
+def register_scaling() -> None:
+    from tests.support import loaders
+
+    assert loaders.Scaling
+
+
+def reload_by_iterator(engine: Engine, *, path: str) -> None:
+    """Read files through vLLM's loader, and give the model something else."""
+    from vllm.model_executor.model_loader import get_model_loader
+
+    worker = engine.core.model_executor.driver_worker.worker
+    config = copy.copy(worker.model_config)
+    config.model = path
+    read = get_model_loader(worker.vllm_config.load_config).get_all_weights(config, worker.get_model())
+    changed = ((name, tensor * 0.5 if "norm" in name else tensor) for name, tensor in read)
+    engine.llm.collective_rpc("reload_weights", kwargs={"weights_iterator": changed})
+
+
+def refuse(engine: Engine, *, call: Callable[[Engine], None]) -> str:
+    try:
+        call(engine)
+    except Exception as error:  # noqa: BLE001 - vLLM raises many kinds
+        return type(error).__name__
+    return ""
+
+
+def test_weights_that_are_not_what_was_read_have_no_identity(
+    processes: Processes, models: Models, store: Path, prompts: list[list[int]], full: int
+) -> None:
+    asks = partial(ask, prompts=prompts)
+    honest, transformed = processes.run_all(
+        [
+            (
+                launch("same process", models.base, store),
+                [asks, asks, partial(reload_by_iterator, path=models.base), asks, asks],
+            ),
+            (Launch(models.base, store, args={"load_format": "scaling"}, before=register_scaling), [asks, asks]),
+        ]
+    )
+    assert isinstance(honest, Run)
+    assert isinstance(transformed, Run)
+    assert [loaded(honest.results[i]) for i in (0, 1, 3, 4)] == [0, full, 0, 0]
+    assert "they were given by an iterator" in honest.log
+    assert [loaded(answers) for answers in transformed.results] == [0, 0]
+    assert "the loader Scaling is not followed" in transformed.log
+
+
+def test_an_engine_without_weights_at_first_is_known_after_a_reload(
+    processes: Processes, models: Models, store: Path, prompts: list[list[int]], full: int
+) -> None:
+    """As trainers start engines: with dummy weights, which are declared, exchanged and reloaded."""
+    asks = partial(ask, prompts=prompts)
+    processes.run(launch("same process", models.base, store), asks)
+    run = processes.run(
+        launch("same process", models.base, store, env=RUN, args={"load_format": "dummy"}),
+        asks,
+        partial(declare, version="1"),
+        asks,
+        asks,
+        partial(load_directly, path=models.base),
+        asks,
+        partial(rpc, method="update_config", overrides={"load_config": {"load_format": "auto"}}),
+        partial(rpc, method="reload_weights"),
+        asks,
+    )
+    answers = [loaded(result) for result in run.results if result]
+    assert answers == [0, 0, full, 0, full]
+
+
+def test_what_fails_does_not_leave_the_engine_in_an_update(
+    processes: Processes, models: Models, other: str, store: Path, prompts: list[list[int]], full: int
+) -> None:
+    asks = partial(ask, prompts=prompts)
+    run = processes.run(
+        launch("same process", models.base, store, env=RUN),
+        asks,
+        # There is no transfer configuration.
+        partial(refuse, call=partial(rpc, method="start_weight_update")),
+        asks,
+        # vLLM cannot answer until it is repaired.
+        partial(refuse, call=partial(rpc, method="reload_weights", weights_path=f"{other}-is-not-there")),
+        partial(rpc, method="reload_weights", weights_path=models.base),
+        asks,
+    )
+    first, no_start, started, no_reload, _, reloaded = run.results
+    assert no_start
+    assert no_reload
+    assert [loaded(a) for a in (first, started, reloaded)] == [0, 0, full]
+
+
 def across(engine: Engine, *, prompts: list[list[int]], change: Callable[[Engine], None], steps: int) -> list[int]:
     """Change the weights while one request runs and others wait, and return how many prompts were complete by then."""
     from vllm import SamplingParams
@@ -347,7 +439,14 @@ def across(engine: Engine, *, prompts: list[list[int]], change: Callable[[Engine
 
 
 @pytest.mark.parametrize(
-    ("core", "steps"), [("same process", 1), ("same process", 8), ("same process", 40), ("own process", 8)]
+    ("core", "steps", "by"),
+    [
+        ("same process", 1, "reload"),
+        ("same process", 8, "reload"),
+        ("same process", 40, "reload"),
+        ("same process", 40, "model"),
+        ("own process", 8, "reload"),
+    ],
 )
 def test_requests_across_an_update_store_what_computed_them(
     processes: Processes,
@@ -359,6 +458,7 @@ def test_requests_across_an_update_store_what_computed_them(
     full: int,
     core: str,
     steps: int,
+    by: str,
 ) -> None:
     """Whatever an engine of either checkpoint then finds in the store gives its own answers."""
     run = processes.run(
@@ -366,7 +466,9 @@ def test_requests_across_an_update_store_what_computed_them(
         partial(
             across,
             prompts=prompts,
-            change=partial(rpc, method="reload_weights", weights_path=other),
+            change=partial(rpc, method="reload_weights", weights_path=other)
+            if by == "reload"
+            else partial(load_directly, path=other),
             steps=steps,
         ),
     )
@@ -378,6 +480,11 @@ def test_requests_across_an_update_store_what_computed_them(
         answers = processes.run(launch("same process", checkpoint, store), asks).results[0]
         assert same(answers, isolated[name])
         found[checkpoint] = loaded(answers)
+    if by == "model":
+        # What the trainer gave has no name: those that waited stored nothing, and no former state either.
+        assert 0 < found[models.base] < full
+        assert found[other] == 0
+        return
     # Those that waited were computed by the new weights, and are found under their identity.
     assert found[other] > 0
     assert found[models.base] + found[other] <= full

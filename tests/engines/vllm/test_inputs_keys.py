@@ -62,7 +62,7 @@ def request(*features: Feature, lora: object = None) -> Any:
 
 def names(*features: Feature) -> list[str]:
     asked = request(*features)
-    assert inputs.bind(asked, adapter_shapes_media=False) == ""
+    assert inputs.bind(asked, WORKER, adapter_shapes_media=False) == ""
     return [feature.identifier for feature in asked.mm_features]
 
 
@@ -70,6 +70,7 @@ def pixels(seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
     return torch.randn(3, 4, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+WORKER = bytes(32)
 BASE = Feature(item(pixel_values=pixels(), grid=torch.tensor([1, 2])))
 
 OTHERS: dict[str, Feature] = {
@@ -156,26 +157,26 @@ UNKNOWN: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", sorted(UNKNOWN))
 def test_content_that_is_not_known_is_never_shared(name: str) -> None:
     one, other = (request(BASE, Feature(UNKNOWN[name](), identifier="same")) for _ in range(2))
-    reasons = [inputs.bind(asked, adapter_shapes_media=False) for asked in (one, other)]
+    reasons = [inputs.bind(asked, WORKER, adapter_shapes_media=False) for asked in (one, other)]
     assert all(reason.startswith("media: ") for reason in reasons)
     (known, first), (known_too, second) = ([f.identifier for f in asked.mm_features] for asked in (one, other))
     assert known == known_too == names(BASE)[0]
     assert first != second
     assert len(bytes.fromhex(first)) == 32
     # Its name is its own for as long as the request lives.
-    assert inputs.bind(one, adapter_shapes_media=False) == reasons[0]
+    assert inputs.bind(one, WORKER, adapter_shapes_media=False) == reasons[0]
     assert one.mm_features[1].identifier == first
 
 
 def test_media_that_an_adapter_shapes_are_not_shared() -> None:
     """vLLM keeps what the encoder gave under the adapter's name, which outlives its bytes."""
     asked = request(BASE, lora=SimpleNamespace(lora_name="a"))
-    assert inputs.bind(asked, adapter_shapes_media=True).startswith("media: adapters apply")
+    assert inputs.bind(asked, WORKER, adapter_shapes_media=True).startswith("media: adapters apply")
     assert asked.mm_features[0].identifier != names(BASE)[0]
     plain = request(BASE)
-    assert inputs.bind(plain, adapter_shapes_media=True) == ""
+    assert inputs.bind(plain, WORKER, adapter_shapes_media=True) == ""
     assert plain.mm_features[0].identifier == names(BASE)[0]
-    assert inputs.bind(request(lora=SimpleNamespace(lora_name="a")), adapter_shapes_media=True) == ""
+    assert inputs.bind(request(lora=SimpleNamespace(lora_name="a")), WORKER, adapter_shapes_media=True) == ""
 
 
 # In real engines.

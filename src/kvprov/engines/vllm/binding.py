@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -194,8 +195,6 @@ class EngineBinding:
         reasons = [value.reason for value in values.values() if isinstance(value, Unknown)]
         if reasons:
             values = _with_nonces(values)
-        if reason := self._bind_inputs(request):
-            reasons.append(reason)
         half = self.worker
         digester = half.digester
         if half.reason:
@@ -203,6 +202,8 @@ class EngineBinding:
             if half.changing or self._keyed_by_chain:
                 # Such a connector cannot be told to keep away from the tier: nobody else will ever ask for this key.
                 digester = self._digester(half.values)
+        if reason := self._bind_inputs(request, digester):
+            reasons.append(reason)
         stamp = make_stamp(
             digester,
             values,
@@ -214,10 +215,10 @@ class EngineBinding:
         set_stamp(request, stamp)
         return stamp
 
-    def _bind_inputs(self, request: Any) -> str:
+    def _bind_inputs(self, request: Any, digester: Digester) -> str:
         lora = self._vllm_config.lora_config
         towers = lora is not None and bool(getattr(lora, "enable_tower_connector_lora", False))
-        return inputs.bind(request, adapter_shapes_media=towers)
+        return inputs.bind(request, digester.worker_digest, adapter_shapes_media=towers)
 
     def hasher(self, native: Callable[[Any], list[Any]]) -> Callable[[Any], list[Any]]:
         """Return vLLM's block hasher, which hashes a request once its stamp is known.
@@ -229,7 +230,7 @@ class EngineBinding:
         def bound_hasher(request: Any) -> list[Any]:
             if stamp_of(request) is None:
                 # Here even if the stamp has to wait: media are hashed, and this thread has the time.
-                self._bind_inputs(request)
+                self._bind_inputs(request, self.worker.digester)
                 adapter = self._expected_adapter(request)
                 if adapter is None:
                     return []
@@ -346,6 +347,17 @@ class EngineBinding:
         logger.log(logging.INFO if isinstance(weights, Known) else logging.WARNING, "kvprov: weights=%s", shown)
         self._set_weights(weights, unfinished, changing=not isinstance(weights, Known))
 
+    def models_at_hand(self) -> list[Any]:
+        """Return the models of a worker that runs in this very process, where others may reach them, too."""
+        if [report.pid for report in self._reports] != [os.getpid()]:
+            return []
+        return [model for models in self.call_workers(worker.models) for model in models]
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether entries hold state of a draft model."""
+        return any(report.draft is not None for report in self._reports)
+
     def reloaded_weights(self) -> Value:
         """Ask the workers what they have just reloaded."""
         return facts.weights_value(self.call_workers(worker.report), None)
@@ -355,6 +367,8 @@ class EngineBinding:
         run = self.settings.weights_run
         if run is None:
             return Unknown("weights: a version was declared, but KVPROV_WEIGHTS_RUN does not say of which run")
+        if not isinstance(version, str):
+            return Unknown("weights: the version that was declared is no text")
         try:
             return label(f"{run}/{version}")
         except SettingsError as error:

@@ -133,7 +133,13 @@ def bound_names() -> list[str]:
 
 def bound_class(name: str) -> Any:
     """Return the class to use in place of vLLM's connector `name`, which is bound."""
-    return getattr(importlib.import_module(TABLE[name].module), name)
+    try:
+        return getattr(importlib.import_module(TABLE[name].module), name)
+    except ImportError as error:
+        raise BindingError(
+            f"The connector {name} cannot be used: {error}.",
+            "Install what it needs where the engine runs (for LMCache: pip install 'kvprov[lmcache]').",
+        ) from error
 
 
 def check_shape(parallel_config: Any, connector: str) -> None:
@@ -208,11 +214,25 @@ def configured(kv_transfer_config: Any) -> Iterator[tuple[str, str | None, Mappi
 
 
 def _children(extra: Mapping[str, Any]) -> Iterator[tuple[str, str | None, Mapping[str, Any]]]:
-    children = extra.get("connectors")
-    for child in children if isinstance(children, list) else ():
+    children = extra.get("connectors", ())
+    if not isinstance(children, list | tuple):
+        raise _misshapen("connectors", children)
+    for child in children:
+        if not isinstance(child, Mapping) or not isinstance(child.get("kv_connector"), str):
+            raise _misshapen("a member of connectors", child)
         below = child.get("kv_connector_extra_config") or {}
-        yield child.get("kv_connector"), child.get("kv_connector_module_path"), below
+        if not isinstance(below, Mapping):
+            raise _misshapen("kv_connector_extra_config", below)
+        yield child["kv_connector"], child.get("kv_connector_module_path"), below
         yield from _children(below)
+
+
+def _misshapen(what: str, value: Any) -> BindingError:
+    return BindingError(
+        f"The KV transfer configuration cannot be read: {what} is a {type(value).__name__}.",
+        'Write {"kv_connector": "MultiConnector", "kv_connector_extra_config": {"connectors": [{"kv_connector": NAME, '
+        "...}, ...]}}.",
+    )
 
 
 def keyed_by_chain(kv_transfer_config: Any) -> bool:

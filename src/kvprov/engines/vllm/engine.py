@@ -52,6 +52,7 @@ def wrap_get_block_hasher(original: Callable[..., Any]) -> Callable[..., Any]:
         connector = selfcheck.check(binding, hasher, hash_block_size)
         if binding.connector() is not None:
             metrics.attach(binding.engine.scheduler, binding.bypasses)
+        setattr(binding.engine.scheduler, _UPDATES, _updates_of(binding.engine))
         binding.announce(connector)
         seams.end_of_start()
         return hasher
@@ -99,18 +100,38 @@ def wrap_adapter_call(original: Callable[..., Any]) -> Callable[..., Any]:
 def wrap_collective_rpc(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `EngineCore.collective_rpc` that notices calls which may exchange adapters or weights."""
 
-    def collective_rpc(self: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+    def collective_rpc(
+        self: Any,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
         binding = _binding_of(self)
         if binding is None:
-            return original(self, method, *args, **kwargs)
-        keeps = isinstance(method, str) and method in updates.KEEPS_WEIGHTS
+            return original(self, method, timeout, args, kwargs)
+        keeps = updates.keeps_weights(method, args or (), kwargs or {})
         try:
-            return _updates_of(self).call(method, lambda: original(self, method, *args, **kwargs))
+            return _updates_of(self).call(
+                method, args or (), kwargs or {}, lambda: original(self, method, timeout, args, kwargs)
+            )
         finally:
             if not keeps or "lora" in method:
                 binding.resync_adapters(_unfinished(self))
 
     return collective_rpc
+
+
+def wrap_schedule(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Scheduler.schedule` that notices weights which were exchanged since the last step."""
+
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        watch: updates.WeightUpdates | None = getattr(self, _UPDATES, None)
+        if watch is not None:
+            watch.look()
+        return original(self, *args, **kwargs)
+
+    return schedule
 
 
 def wrap_sleep(original: Callable[..., Any]) -> Callable[..., Any]:

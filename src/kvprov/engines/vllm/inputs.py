@@ -84,8 +84,8 @@ def _encoded(value: Any, depth: int = 0) -> Iterator[Any]:
         raise _UnknownContentError(f"data of type {type(value).__qualname__}")
 
 
-def _media_identity(feature: Any) -> str:
-    """Return the identity of one item of media: of what the encoder reads, and where its outputs go.
+def _media_identity(feature: Any, worker: bytes) -> str:
+    """Return the identity of one item of media: of the encoder, what it reads, and where its outputs go.
 
     Raises:
         _UnknownContentError: It has none.
@@ -107,28 +107,34 @@ def _media_identity(feature: Any) -> str:
         # vLLM keeps items and hands out the same object for as long as it does.
         setattr(item, _IDENTITY, content)
     position = feature.mm_position
-    hasher = blake3(lp(MEDIA) + lp(feature.modality) + lp(content) + u64(position.length))
+    hasher = blake3(lp(MEDIA) + lp(worker) + lp(feature.modality) + lp(content) + u64(position.length))
     for piece in _encoded(position.is_embed):
         hasher.update(piece)
     return str(hasher.hexdigest())
 
 
-def bind(request: Any, *, adapter_shapes_media: bool) -> str:
-    """Name the media of `request` by their content; doing it twice changes nothing.
+def bind(request: Any, worker: bytes, *, adapter_shapes_media: bool) -> str:
+    """Name the media of `request` by their content, and by what encodes them; doing it twice changes nothing.
+
+    vLLM keeps encoder outputs by that name. So outputs of former weights are not taken for those of new ones.
 
     An item whose content is not known gets a name of its own, of 256 random bits, so that even a connector that cannot
     be told to keep away from a tier writes nothing that anybody would find.
 
     Args:
-        request: One of vLLM's requests, which the scheduler has not seen yet.
+        request: One of vLLM's requests.
+        worker: The digest of the worker that computes it.
         adapter_shapes_media: Whether adapters also apply to the encoder of media.
 
     Returns:
         Why the request must bypass the shared tier; empty when it need not.
     """
-    before: str | None = getattr(request, _BOUND, None)
-    if before is not None:
-        return before
+    before: tuple[bytes, str] | None = getattr(request, _BOUND, None)
+    if before is not None and before[0] == worker:
+        return before[1]
+    if before is not None and request.mm_features and (request.num_computed_tokens or request.num_preemptions):
+        # Its outputs are being used, under the names that they have.
+        return "media: what encodes them was exchanged while the request was running"
     reason = ""
     features = []
     for feature in request.mm_features:
@@ -136,13 +142,13 @@ def bind(request: Any, *, adapter_shapes_media: bool) -> str:
             if adapter_shapes_media and request.lora_request is not None:
                 # The name would outlive an exchange of the adapter's bytes in vLLM's cache of encoder outputs.
                 raise _UnknownContentError("adapters apply to its encoder, whose outputs vLLM keeps by adapter name")
-            identifier = _media_identity(feature)
+            identifier = _media_identity(feature, worker)
         except _UnknownContentError as error:
             identifier = secrets.token_hex(32)
             reason = f"media: {error}"
         features.append(dataclasses.replace(feature, identifier=identifier))
     request.mm_features = features
-    setattr(request, _BOUND, reason)
+    setattr(request, _BOUND, (worker, reason))
     return reason
 
 

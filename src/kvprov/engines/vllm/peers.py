@@ -25,11 +25,12 @@ class Strangers:
 
     def note(self, strangers: Collection[str]) -> None:
         """Log those that were not logged yet."""
-        for peer in strangers:
+        # A client chose them: no line of their own, and no more than fits one.
+        for peer in (ascii(stranger)[1:-1][:80] for stranger in strangers):
             if peer not in self._logged and len(self._logged) < _LOGGED:
                 self._logged.add(peer)
                 logger.warning(
-                    "kvprov: a request names the peer %.80s, which KVPROV_PEERS does not list: it is not asked.", peer
+                    "kvprov: a request names the peer %s, which KVPROV_PEERS does not list: it is not asked.", peer
                 )
 
 
@@ -37,8 +38,9 @@ def named(parameters: Any) -> list[str]:
     """Return the peers, HOST:PORT, that a request's parameters name."""
     if not isinstance(parameters, Mapping):
         return []
-    sources = [parameters.get(name) for name in SOURCES]
-    return [f"{s.get('remote_host')}:{s.get('remote_port')}" for s in sources if isinstance(s, Mapping)]
+    sources = [source for name in SOURCES if (source := parameters.get(name))]
+    # What is no mapping names nobody that could be listed; and vLLM would fail on it.
+    return [f"{s.get('remote_host')}:{s.get('remote_port')}" if isinstance(s, Mapping) else str(s) for s in sources]
 
 
 def allowed(parameters: Any, peers: Collection[str]) -> tuple[Any, list[str]]:

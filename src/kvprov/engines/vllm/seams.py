@@ -72,7 +72,12 @@ def all_seams() -> tuple[Seam, ...]:
         Seam(core, "EngineCore.add_request", ("self", "request"), engine.wrap_add_request),
         Seam(core, "EngineCore.add_lora", ("self", "lora_request"), engine.wrap_adapter_call),
         Seam(core, "EngineCore.remove_lora", ("self", "lora_id"), engine.wrap_adapter_call),
-        Seam(core, "EngineCore.collective_rpc", ("self", "method"), engine.wrap_collective_rpc),
+        Seam(
+            core,
+            "EngineCore.collective_rpc",
+            ("self", "method", "timeout", "args", "kwargs"),
+            engine.wrap_collective_rpc,
+        ),
         Seam(core, "EngineCore.sleep", ("self", "level"), engine.wrap_sleep),
         Seam(core, "EngineCore.set_weight_version", ("self", "weight_version"), engine.wrap_set_weight_version),
         Seam("vllm.v1.worker.gpu_worker", "Worker.reload_weights", ("self",), weights.wrap_reload_weights),
@@ -82,6 +87,7 @@ def all_seams() -> tuple[Seam, ...]:
             ("cls", "kv_transfer_config"),
             connectors.wrap_get_connector_class,
         ),
+        Seam("vllm.v1.core.sched.scheduler", "Scheduler.schedule", ("self",), engine.wrap_schedule),
         Seam("vllm.v1.core.sched.scheduler", "Scheduler.make_stats", ("self",), metrics.wrap_make_stats),
         Seam(statistics, "KVConnectorLogging.observe", ("self", "transfer_stats_data"), metrics.wrap_log_observe),
         Seam(

@@ -29,6 +29,16 @@ class Draft:
     reason: str
 
 
+def _drafter(worker: Any) -> Any:
+    runner = worker.model_runner
+    return getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+
+
+def draft_model(worker: Any) -> Any:
+    """Return the draft model of one of vLLM's workers, or None where it has none that is known."""
+    return getattr(_drafter(worker), "model", None)
+
+
 def draft_of(worker: Any) -> Draft | None:
     """Return the draft model of one of vLLM's workers, or None where entries hold the target's state alone."""
     config = worker.vllm_config
@@ -42,11 +52,9 @@ def draft_of(worker: Any) -> Draft | None:
     ]
     if all(id(layer) in target for layer in layers):
         return None
-    runner = worker.model_runner
-    drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
-    model = getattr(drafter, "model", None)
+    model = draft_model(worker)
     if model is None:
-        return Draft(None, f"a {type(drafter).__name__} keeps state, and its model is not known")
+        return Draft(None, f"a {type(_drafter(worker)).__name__} keeps state, and its model is not known")
     load = config.speculative_config.draft_load_config or config.load_config
     loaded = loaded_weights(model, str(load.load_format))
     return Draft(loaded.identity, loaded.reason)

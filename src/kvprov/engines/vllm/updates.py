@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from kvprov.contract.descriptor import Known, Unknown, Value
+from kvprov.contract.dimensions import WEIGHTS
 from kvprov.engines.vllm import weights
 from kvprov.engines.vllm.adapters import Unfinished
 from kvprov.engines.vllm.binding import EngineBinding
+from kvprov.engines.vllm.log import logger
 
 KEEPS_WEIGHTS: Final = frozenset(
     {
@@ -45,13 +47,15 @@ KEEPS_WEIGHTS: Final = frozenset(
 have names that nobody can list."""
 
 RELOADS: Final = "reload_weights"
-STARTS: Final = "start_weight_update"
 FINISHES: Final = "finish_weight_update"
 
-CHANGES_PARAMETERS: Final = frozenset(
-    {RELOADS, STARTS, FINISHES, "sleep", "update_config", "update_weights", "wake_up"}
-)
-"""Worker methods that change nothing but the parameters, so that reading all of these anew makes the worker known."""
+STARTS: Final = frozenset({"start_weight_update", "start_draft_weight_update"})
+WITHIN: Final = STARTS | {"update_weights"}
+"""Worker methods after whose failure vLLM has ended the update."""
+
+CHANGES_PARAMETERS: Final = frozenset({RELOADS, FINISHES, "sleep", "start_weight_update", "update_weights", "wake_up"})
+"""Worker methods that change nothing but the parameters of the model, so that reading all of these anew makes the
+worker known."""
 
 DISCARDS_WEIGHTS: Final = 2
 """The level of sleep from which on vLLM drops the weights."""
@@ -60,6 +64,23 @@ DISCARDS_WEIGHTS: Final = 2
 def name_of(method: Any) -> str:
     """Return the name of a method that is called in the workers."""
     return method if isinstance(method, str) else getattr(method, "__qualname__", type(method).__qualname__)
+
+
+def keeps_weights(method: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Whether a call in the workers leaves the weights, and all that is known of them, as they are.
+
+    Args:
+        method: The method, by name, or a function.
+        args: Its arguments.
+        kwargs: Its named arguments.
+    """
+    if not isinstance(method, str):
+        return False
+    if method == "update_config":
+        # How weights are loaded says nothing of those that are there. The model's configuration may.
+        overrides = kwargs.get("overrides", args[0] if args else None)
+        return isinstance(overrides, Mapping) and set(overrides) <= {"load_config"}
+    return method in KEEPS_WEIGHTS
 
 
 class WeightUpdates:
@@ -76,24 +97,34 @@ class WeightUpdates:
         # Stays for good: an updater may vouch for what such a call left behind, but reloading does not take it back.
         self._tainted = ""
         self._updating = False
-        self._direct_loads = weights.direct_loads()
+        self._models = binding.models_at_hand()
+        self._seen = self._direct_loads()
 
-    def call(self, method: Any, run: Callable[[], Any]) -> Any:
+    def _direct_loads(self) -> int:
+        return sum(map(weights.direct_loads, self._models))
+
+    def call(self, method: Any, args: Sequence[Any], kwargs: Mapping[str, Any], run: Callable[[], Any]) -> Any:
         """Call a method in the workers by `run`, and return what it returns."""
-        if isinstance(method, str) and method in KEEPS_WEIGHTS:
+        if keeps_weights(method, args, kwargs):
             return run()
         name = name_of(method)
         if not isinstance(method, str) or method not in CHANGES_PARAMETERS:
             self._tainted = name
-        if method in (STARTS, "start_draft_weight_update"):
-            self._updating = True
+        starts = isinstance(method, str) and method in STARTS
+        self._updating = self._updating or starts
         self._may_change(f"{name} was called at run time, which may change them")
-        result = run()
+        try:
+            result = run()
+        except BaseException:
+            if isinstance(method, str) and method in WITHIN:
+                self._updating = False
+            raise
+        finally:
+            self._seen = self._direct_loads()
         if method == FINISHES:
             self._updating = False
         if method == RELOADS:
             self._reloaded()
-        self._direct_loads = weights.direct_loads()
         return result
 
     def _may_change(self, reason: str) -> None:
@@ -111,22 +142,31 @@ class WeightUpdates:
     def sleep(self, level: int) -> None:
         """Note that the engine goes to sleep."""
         if level >= DISCARDS_WEIGHTS:
+            if self._binding.has_draft:
+                # The draft model's are dropped as well, and reloading reads the target's alone.
+                self._tainted = f"sleep at level {level}"
             self._may_change(f"the engine slept at level {level}, which drops them")
 
-    def declared(self, version: str) -> None:
+    def declared(self, version: Any) -> None:
         """Take an updater's word for what the weights are, where the operator has said that it is trusted."""
         self.look()
         if self._updating:
             # What arrives after the declaration is not covered by it.
+            logger.warning(
+                "kvprov: the weights' version %.80r was declared within an update: it does not count.", version
+            )
             return
+        worker = self._binding.worker
         value = self._binding.declared_weights(version)
-        if not isinstance(value, Known) and not self._binding.worker.changing:
+        if self._binding.settings.weights_run is None and not worker.changing:
             # The weights are known by their content, and the declaration adds nothing.
+            return
+        if isinstance(value, Known) and not worker.changing and worker.values.get(WEIGHTS.name) == value:
             return
         self._binding.weights_changed(value, self._unfinished)
 
     def look(self) -> None:
         """Notice weights that somebody in this very process gave to the model without asking the engine."""
-        if weights.direct_loads() != self._direct_loads:
-            self._direct_loads = weights.direct_loads()
+        if self._models and self._direct_loads() != self._seen:
+            self._seen = self._direct_loads()
             self._may_change("the model's load_weights was called at run time")

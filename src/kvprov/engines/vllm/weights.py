@@ -7,8 +7,8 @@ the open file itself, which `OpenCheckpoint.recheck` finds after the load.
 
 from __future__ import annotations
 
-import functools
 import threading
+import types
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,8 +21,9 @@ from kvprov.identity.digest_cache import default_cache
 
 _ATTRIBUTE = "_kvprov_weights"
 _INITIAL_NAMES = "_kvprov_weight_names"
+_LOADS = "_kvprov_direct_loads"
+_LOADED_NAMES = "_kvprov_loaded_names"
 _current = threading.local()
-_direct_loads = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,13 @@ class _Recorder:
         self.prefix = ""
         self.parts: list[OpenCheckpoint] = []
         self.reason = ""
+
+    def follow(self, loader: Any) -> None:
+        """Note who reads. A class that derives from vLLM's loader may give other tensors than it reads."""
+        from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
+
+        if type(loader) is not DefaultModelLoader:
+            self.reason = f"the loader {type(loader).__name__} is not followed"
 
     def pin(self, files: list[str]) -> list[str]:
         """Open `files` and return the paths under which the loader shall read them."""
@@ -98,50 +106,73 @@ def wrap_load_weights(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def load_weights(self: Any, model: Any, model_config: Any) -> Any:
         with _recording() as recorder:
+            recorder.follow(self)
             result = original(self, model, model_config)
             loaded = recorder.finish()
         if loaded.identity is None:
             logger.warning("kvprov: the weights of %s are not identified: %s.", model_config.model, loaded.reason)
         setattr(model, _ATTRIBUTE, loaded)
         setattr(model, _INITIAL_NAMES, loaded.names)
-        _count_direct_loads(model)
         return result
 
     return load_weights
 
 
-def direct_loads() -> int:
-    """Return how often weights were given to a model in this process after it had been loaded, by whomever."""
-    return _direct_loads
+def direct_loads(model: Any) -> int:
+    """Return how often weights were given to `model` by its own method since `count_direct_loads`, by whomever."""
+    return int(getattr(model, _LOADS, 0))
 
 
-def _count_direct_loads(model: Any) -> None:
-    """Notice what trainers do that share the engine's process: they call the model's own method."""
-    load = model.load_weights
+def count_direct_loads(model: Any) -> None:
+    """Notice what trainers do that share the engine's process: they call the model's own method.
 
-    @functools.wraps(load)
-    def load_weights(*args: Any, **kwargs: Any) -> Any:
-        global _direct_loads
-        _direct_loads += 1
-        return load(*args, **kwargs)
+    Doing it twice changes nothing.
+    """
+    if "load_weights" in vars(model) or not hasattr(type(model), "load_weights"):
+        return
 
-    model.load_weights = load_weights
+    def load_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+        setattr(self, _LOADS, direct_loads(self) + 1)
+        loaded = type(self).load_weights(self, *args, **kwargs)
+        setattr(self, _LOADED_NAMES, loaded)
+        return loaded
+
+    # A method, so that a copy of the model gets one of its own.
+    model.load_weights = types.MethodType(load_weights, model)
+
+
+def _is_complete(model: Any, loaded: LoadedWeights, quantization: Any) -> bool:
+    """Whether what was reloaded is all that the model holds. vLLM only warns of what is not there, and keeps it."""
+    before = getattr(model, _INITIAL_NAMES, None)
+    if before:
+        return bool(loaded.names == before)
+    # It was not loaded from files at first. This is how vLLM itself checks; it cannot where weights are quantized.
+    names = getattr(model, _LOADED_NAMES, None)
+    if quantization is not None or not isinstance(names, set | frozenset):
+        return False
+    return {name.replace(".base_layer.", ".") for name, _ in model.named_parameters()} <= names
 
 
 def wrap_reload_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `Worker.reload_weights` that notes on the model what it holds afterwards."""
+    parameters = ("weights_iterator", "weights_path", "is_checkpoint_format")
 
     def reload_weights(self: Any, *args: Any, **kwargs: Any) -> Any:
+        asked = dict(zip(parameters, args, strict=False)) | kwargs
         model = self.get_model()
         setattr(model, _ATTRIBUTE, LoadedWeights(None, "reloading the weights failed"))
         with _recording() as recorder:
             result = original(self, *args, **kwargs)
             loaded = recorder.finish()
-        if not kwargs.get("is_checkpoint_format", len(args) < 3 or args[2]):
+        if asked.get("weights_iterator") is not None:
+            # It may read files, and then give something else.
+            loaded = LoadedWeights(None, "they were given by an iterator")
+        elif not asked.get("is_checkpoint_format", True):
             loaded = LoadedWeights(None, "they were reloaded from another format than a checkpoint's")
-        elif loaded.identity is not None and loaded.names != getattr(model, _INITIAL_NAMES, None):
-            # vLLM only warns of tensors that are not there, and keeps what it had.
-            loaded = LoadedWeights(None, "other tensors were reloaded than were loaded at first")
+        elif loaded.identity is not None and not _is_complete(model, loaded, self.model_config.quantization):
+            loaded = LoadedWeights(None, "it is not known whether all weights were reloaded")
+        elif loaded.identity is not None:
+            setattr(model, _INITIAL_NAMES, loaded.names)
         setattr(model, _ATTRIBUTE, loaded)
         return result
 
@@ -155,6 +186,7 @@ def wrap_get_weights_iterator(original: Callable[..., Any]) -> Callable[..., Any
         recorder: _Recorder | None = getattr(_current, "recorder", None)
         if recorder is not None:
             recorder.prefix = source.prefix
+            recorder.follow(self)
         return original(self, source)
 
     return get_weights_iterator

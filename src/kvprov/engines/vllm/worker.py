@@ -8,8 +8,8 @@ from typing import Any
 
 from kvprov.engines.vllm import quirks, seams
 from kvprov.engines.vllm.pins import PinnedAdapter, pins_of
-from kvprov.engines.vllm.speculation import Draft, draft_of
-from kvprov.engines.vllm.weights import loaded_weights
+from kvprov.engines.vllm.speculation import Draft, draft_model, draft_of
+from kvprov.engines.vllm.weights import count_direct_loads, loaded_weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,16 @@ def _packing(worker: Any) -> str | None:
     return "+".join(sorted(forms))
 
 
+def models(worker: Any) -> list[Any]:
+    """Return the models that `worker` computes with: for an engine in the same process, which can look at them."""
+    draft = draft_model(worker)
+    return [worker.get_model(), *([] if draft is None else [draft])]
+
+
 def report(worker: Any) -> WorkerReport:
-    """Return what `worker` loaded and allocated."""
+    """Return what `worker` loaded and allocated, and begin to notice who gives its models other weights."""
+    for model in models(worker):
+        count_direct_loads(model)
     loaded = loaded_weights(worker.get_model(), str(worker.vllm_config.load_config.load_format))
     return WorkerReport(
         pid=os.getpid(),
