@@ -96,7 +96,7 @@ class Settings:
         mode: `KVPROV_MODE`: enforce (default) or off.
         digest_bits: `KVPROV_DIGEST_BITS`: 256 (default) or 128.
         secret: `KVPROV_SECRET`: the fleet secret itself, at least 16 bytes of UTF-8.
-        secret_file: `KVPROV_SECRET_FILE`: a file with the fleet secret, readable by its owner only.
+        secret_file: `KVPROV_SECRET_FILE`: a file with the fleet secret, which not everyone may read.
         secret_key_id: `KVPROV_SECRET_KEY_ID`: names the secret in identities, so that secrets can rotate.
         require_secret: `KVPROV_REQUIRE_SECRET`: refuse to start without a fleet secret.
         weights_label: `KVPROV_WEIGHTS_LABEL`: RUN/VERSION, an identity that the operator declares for weights that

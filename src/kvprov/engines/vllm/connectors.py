@@ -71,7 +71,10 @@ TABLE: Final[Mapping[str, Entry]] = {
         f"{_HERE}.hf3fs",
     ),
     "OffloadingConnector": Entry(
-        Treatment.CHAIN, "all tiers (fs, obj, p2p, kvcr) look blocks up by hash", _CHAIN_STRENGTH, f"{_HERE}.chained"
+        Treatment.CHAIN,
+        "its tiers look blocks up by hash (fs, obj and p2p were run; kvcr's code was read)",
+        _CHAIN_STRENGTH,
+        f"{_HERE}.chained",
     ),
     "MooncakeStoreConnector": Entry(Treatment.CHAIN, "keys end in the block hash", _CHAIN_STRENGTH, f"{_HERE}.chained"),
     "SimpleCPUOffloadConnector": Entry(
