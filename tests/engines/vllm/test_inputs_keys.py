@@ -405,3 +405,19 @@ def test_the_folder_of_a_view_is_what_is_said_here() -> None:
         hashlib.md5(tokens + BYTES.encode()).digest()
         == hashlib.md5(torch.tensor(TEXT[: 3 * BLOCK]).numpy().tobytes()).digest()
     )
+
+
+def test_outputs_of_another_encoder_are_not_taken_for_its_own() -> None:
+    """vLLM keeps what the encoder gave by the item's name, also while the weights are exchanged."""
+    asked = request(BASE)
+    asked.num_computed_tokens = asked.num_preemptions = 0
+    inputs.bind(asked, WORKER, adapter_shapes_media=False)
+    before = asked.mm_features[0].identifier
+    assert inputs.bind(asked, bytes([1] * 32), adapter_shapes_media=False) == ""
+    assert asked.mm_features[0].identifier != before
+    # Back to the former weights, it has its former name.
+    inputs.bind(asked, WORKER, adapter_shapes_media=False)
+    assert asked.mm_features[0].identifier == before
+    asked.num_computed_tokens = 1
+    assert inputs.bind(asked, bytes([1] * 32), adapter_shapes_media=False).startswith("media: what encodes them")
+    assert asked.mm_features[0].identifier == before
