@@ -135,11 +135,7 @@ class LMCacheMPConnector(BoundConnector, Native):  # type: ignore[misc]
 
     def reason_to_bypass(self, request: Any) -> str:
         """Return why `request` must not touch the tier; empty when it may."""
-        if reason := super().reason_to_bypass(request):
-            return reason
-        if request.prompt_embeds is not None or not request.prompt_token_ids:
-            return "prompt embeddings: the connector's keys are made of tokens"
-        return ""
+        return super().reason_to_bypass(request) or inputs.beyond_tokens(request)
 
     def _get_or_create_request_tracker(self, request: Any) -> Any:
         known = self.request_trackers.get(request.request_id)

@@ -107,23 +107,25 @@ class WeightUpdates:
         """Call a method in the workers by `run`, and return what it returns."""
         if keeps_weights(method, args, kwargs):
             return run()
-        name = name_of(method)
-        if not isinstance(method, str) or method not in CHANGES_PARAMETERS:
-            self._tainted = name
-        starts = isinstance(method, str) and method in STARTS
-        self._updating = self._updating or starts
-        self._may_change(f"{name} was called at run time, which may change them")
+        shown = name_of(method)
+        # A function is none of vLLM's methods, whatever it is called.
+        name = method if isinstance(method, str) else ""
+        if name not in CHANGES_PARAMETERS:
+            self._tainted = shown
+        if name in STARTS:
+            self._updating = True
+        self._may_change(f"{shown} was called at run time, which may change them")
         try:
             result = run()
         except BaseException:
-            if isinstance(method, str) and method in WITHIN:
+            if name in WITHIN:
                 self._updating = False
             raise
         finally:
             self._seen = self._direct_loads()
-        if method == FINISHES:
+        if name == FINISHES:
             self._updating = False
-        if method == RELOADS:
+        if name == RELOADS:
             self._reloaded()
         return result
 
