@@ -657,7 +657,7 @@ def rendezvous(_engine: Engine, *, asked: Path, done: Path) -> None:
 def ask_until_loaded(engine: Engine, *, ask: Step, wanted: int) -> list[Answer]:
     """Ask again until LMCache has found its store again, which takes it some requests, but not for ever."""
     answers: list[Answer] = ask(engine)
-    deadline = time.monotonic() + 40
+    deadline = time.monotonic() + 90
     while loaded(answers) < wanted and time.monotonic() < deadline:
         time.sleep(0.5)
         answers = ask(engine)

@@ -20,7 +20,6 @@ PARALLEL = 2
 """Engines at a time: each one mostly keeps a single core busy."""
 
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "INFO",

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tests.support.engine import KV_CACHE
 from tests.support.models import BLOCK, BUNDLED
 from tests.support.processes import ENVIRONMENT
 
@@ -131,6 +132,7 @@ def serve(
         *("--host", "127.0.0.1", "--port", str(port), "--served-model-name", "base"),
         *("--enforce-eager", "--dtype", "bfloat16", "--block-size", str(BLOCK), "--max-model-len", "512"),
         *("--max-num-seqs", "16", "--max-num-batched-tokens", "256", "--seed", "0"),
+        *("--kv-cache-memory-bytes", str(KV_CACHE)),
         *("--enable-lora", "--max-loras", "2", "--max-lora-rank", "8", "--lora-modules"),
         *(f"{policy}={BUNDLED / 'adapters' / policy}" for policy in ("standard", "inverted")),
         *("--enable-prompt-tokens-details", "--kv-transfer-config", json.dumps(transfer)),
@@ -145,13 +147,18 @@ def serve(
         )
     server = Server(f"http://127.0.0.1:{port}", log)
     try:
-        _wait_until_up(server, process)
+        wait_until_up(server, process)
         yield server
     finally:
         _end(process)
 
 
-def _wait_until_up(server: Server, process: subprocess.Popen[bytes], timeout: float = 240) -> None:
+def wait_until_up(server: Server, process: subprocess.Popen[bytes], timeout: float = 240) -> None:
+    """Wait until the server answers.
+
+    Raises:
+        RuntimeError: It ended, or did not come up within `timeout` seconds.
+    """
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline and process.poll() is None:
         try:
