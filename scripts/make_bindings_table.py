@@ -1,9 +1,9 @@
-"""Writes the tables of docs/bindings.md: of connectors, and of measurements.
+"""Writes the tables of docs/bindings.md: of vLLM's connectors, of SGLang's paths, and of measurements.
 
     python scripts/make_bindings_table.py [--check]
 
-The connectors are those of the code, the measurements those of build/bindings/results.json, which engine tests leave.
-With --check, nothing is written: it fails if the document says anything else.
+Connectors and paths are those of the code, the measurements those of build/bindings/results.json, which engine tests
+leave. With --check, nothing is written: it fails if the document says anything else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "build" / "bindings" / "results.json"
 DOCUMENT = ROOT / "docs" / "bindings.md"
-CONNECTORS, MEASUREMENTS = "connectors", "measurements"
+CONNECTORS, PATHS, MEASUREMENTS = "connectors", "sglang-paths", "measurements"
 BINDINGS = ("unbound", "bound", "withheld")
 
 
@@ -48,12 +48,20 @@ def connectors() -> str:
 
     lines = ["| connector | bound by | its keys, or why it is refused | strength |", "|---|---|---|---|"]
     for name, entry in TABLE.items():
-        how = (
-            str(entry.treatment)
-            if entry.treatment in BOUND
-            else f"refused ({entry.treatment})".replace(" (refused)", "")
-        )
-        lines.append(f"| {name} | {how} | {entry.reason} | {entry.strength} |")
+        lines.append(f"| {name} | {how(entry, entry.treatment in BOUND)} | {entry.reason} | {entry.strength} |")
+    return "\n".join(lines)
+
+
+def how(entry: Any, allowed: bool) -> str:
+    return str(entry.treatment) if allowed else f"refused ({entry.treatment})".replace(" (refused)", "")
+
+
+def sglang_paths() -> str:
+    from kvprov.engines.sglang.paths import rows
+
+    lines = ["| path | bound by | its keys, or why it is refused | strength |", "|---|---|---|---|"]
+    for name, entry in rows():
+        lines.append(f"| {name} | {how(entry, entry.allowed)} | {entry.reason} | {entry.strength} |")
     return "\n".join(lines)
 
 
@@ -74,7 +82,7 @@ def main() -> None:
     if check and not RESULTS.exists():
         raise SystemExit(f"There are no measurements in {RESULTS.relative_to(ROOT)}: run `make engine` first.")
     text = DOCUMENT.read_text()
-    wanted = replaced(text, CONNECTORS, connectors())
+    wanted = replaced(replaced(text, CONNECTORS, connectors()), PATHS, sglang_paths())
     if RESULTS.exists():
         wanted = replaced(wanted, MEASUREMENTS, measurements(json.loads(RESULTS.read_text())["rows"]))
     if wanted == text:

@@ -28,6 +28,11 @@ def test_the_table_of_connectors_is_the_codes(script: ModuleType) -> None:
     assert script.replaced(text, script.CONNECTORS, script.connectors()) == text
 
 
+def test_the_table_of_sglangs_paths_is_the_codes(script: ModuleType) -> None:
+    text = (ROOT / "docs" / "bindings.md").read_text()
+    assert script.replaced(text, script.PATHS, script.sglang_paths()) == text
+
+
 def test_every_setting_is_in_the_readme() -> None:
     text = (ROOT / "README.md").read_text()
     assert [name for name in NAMES if f"`{name}`" not in text] == []

@@ -31,6 +31,7 @@ def test_each_setting_is_read() -> None:
             "KVPROV_WEIGHTS_RUN": "run-2",
             "KVPROV_PEERS": "10.0.0.1:7000, [::1]:7001",
             "KVPROV_CACHE_DIR": "/cache",
+            "KVPROV_LEDGER": "s3://bucket/ledger",
             "KVPROV_UNSAFE_WITHHOLD": "adapter, weights,",
             "PATH": "/bin",
         }
@@ -43,6 +44,7 @@ def test_each_setting_is_read() -> None:
     assert settings.weights_run == "run-2"
     assert settings.peers == ("10.0.0.1:7000", "[::1]:7001")
     assert settings.cache_dir == Path("/cache")
+    assert settings.ledger == "s3://bucket/ledger"
     assert settings.unsafe_withhold == ("adapter", "weights")
 
 
@@ -70,6 +72,7 @@ def test_every_field_has_its_name_and_its_sentence() -> None:
         ("KVPROV_DIGEST_BITS", "many"),
         ("KVPROV_REQUIRE_SECRET", "perhaps"),
         ("KVPROV_UNSAFE_WITHHOLD", "Adapter"),
+        ("KVPROV_LEDGER", "/ledger\x1b[2J"),
         ("KVPROV_MODUS", "off"),
         ("KVPROV_", "x"),
     ],
@@ -93,3 +96,4 @@ def test_values_of_secrets_do_not_show() -> None:
         load_settings({"KVPROV_SECRET": "hush-hush-hush-hush", "KVPROV_MODE": "x"})
     assert "hush" not in str(caught.value)
     assert "hush" not in repr(load_settings({"KVPROV_SECRET": "hush-hush-hush-hush"}))
+    assert "hush" not in repr(load_settings({"KVPROV_LEDGER": "sftp://user:hush@host/ledger"}))

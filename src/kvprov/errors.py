@@ -7,7 +7,9 @@ KvprovError
 ├── ChangedContentError    content that changed while it was being identified or loaded
 ├── SettingsError          a KVPROV_* setting that cannot be used
 ├── BindingError           an engine in which binding is not, or cannot be, in effect
-└── EventError             a KV event that is not what a bound engine publishes
+├── EventError             a KV event that is not what a bound engine publishes
+├── LedgerError            a ledger that cannot be read, or a key that it does not explain
+└── StoreError             a store that cannot be compared
 """
 
 from __future__ import annotations
@@ -23,7 +25,9 @@ __all__ = [
     "ErrorCode",
     "EventError",
     "KvprovError",
+    "LedgerError",
     "SettingsError",
+    "StoreError",
     "UnidentifiableError",
     "UnreadableContentError",
 ]
@@ -65,3 +69,11 @@ class BindingError(KvprovError):
 
 class EventError(KvprovError):
     """A KV event that is not what a bound engine publishes, or whose hashes cannot be computed."""
+
+
+class LedgerError(KvprovError):
+    """A ledger that cannot be read, or a key that it does not explain."""
+
+
+class StoreError(KvprovError):
+    """A store that cannot be compared."""

@@ -88,6 +88,13 @@ def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
 
+def _location(text: str | None) -> str | None:
+    if text and not text.isprintable():
+        raise ValueError("the ledger's name holds control characters")
+    # Hidden: the URL of a service may hold a password.
+    return _Hidden(text) if text else None
+
+
 @environ.config(prefix="KVPROV", frozen=True)
 class Settings:
     """Settings of one process.
@@ -106,6 +113,8 @@ class Settings:
         peers: `KVPROV_PEERS`: HOST:PORT, comma-separated: the engines from which requests may have state fetched by
             OffloadingConnector's p2p tier.
         cache_dir: `KVPROV_CACHE_DIR`: where the digest cache lives.
+        ledger: `KVPROV_LEDGER`: a folder or fsspec URL to which readable descriptors of digests are written, for
+            `kvprov explain`. None are written without it.
         unsafe_withhold: `KVPROV_UNSAFE_WITHHOLD`: dimensions to leave out of every key, comma-separated. For tests
             and experiments that show what a missing dimension reopens; `kvprov doctor` reports it as unsafe.
     """
@@ -120,6 +129,7 @@ class Settings:
     weights_run: str | None = environ.var(default=None, converter=_run)
     peers: tuple[str, ...] = environ.var(default="", converter=_peers)
     cache_dir: Path | None = environ.var(default=None, converter=_path)
+    ledger: str | None = environ.var(default=None, converter=_location)
     unsafe_withhold: tuple[str, ...] = environ.var(default="", converter=_names)
 
 
@@ -134,6 +144,7 @@ NAMES = (
     "KVPROV_WEIGHTS_RUN",
     "KVPROV_PEERS",
     "KVPROV_CACHE_DIR",
+    "KVPROV_LEDGER",
     "KVPROV_UNSAFE_WITHHOLD",
 )
 

@@ -16,7 +16,7 @@ from kvprov.settings import NAMES
 from tests.cli.support import install, process, run
 
 SECRET = "correct-horse-battery-staple"
-SECTIONS = ["versions", "settings", "secret", "dimensions", "cache", "engines", "plugins", "vllm"]
+SECTIONS = ["versions", "settings", "secret", "dimensions", "cache", "ledger", "engines", "plugins", "vllm", "sglang"]
 
 EXTENSION = """
 from kvprov.contract import Dimension, Half, Kind, Known
@@ -68,7 +68,8 @@ def test_the_form_of_the_json() -> None:
     assert [d["name"] for d in found["dimensions"]["bound"]] == [d.name for d in BUILT_IN]
     assert found["dimensions"]["withheld"] == []
     assert found["cache"]["state"] == "not created yet"
-    assert found["vllm"] is None
+    assert found["ledger"] == {"location": None, "state": "off"}
+    assert (found["vllm"], found["sglang"]) == (None, None)
     for plugin in found["plugins"]:
         assert plugin.keys() == {"group", "name", "value", "kvprov", "allowed", "loads"}
     [ours] = [plugin for plugin in found["plugins"] if plugin["kvprov"] and plugin["group"] == "vllm.general_plugins"]
@@ -260,7 +261,7 @@ def test_no_engine_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     only_engines(monkeypatch)
     only_points(monkeypatch)
     found = doctor("--json")
-    assert (found["engines"], found["plugins"], found["vllm"]) == ({}, [], None)
+    assert (found["engines"], found["plugins"], found["vllm"], found["sglang"]) == ({}, [], None, None)
 
 
 def test_a_plugin_that_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,40 +339,63 @@ def test_a_cache_that_is_a_link(tmp_path: Path) -> None:
     assert doctor()["cache"]["state"] == "off"
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, stdout: object = "", returncode: int = 0, stderr: bytes = b"") -> None:
-    """Let the process that imports vLLM answer so."""
+def answer(
+    monkeypatch: pytest.MonkeyPatch,
+    stdout: object = "",
+    returncode: int = 0,
+    stderr: bytes = b"",
+    engine: str = "vllm",
+) -> None:
+    """Let the process that imports the engine, the only one that is installed, answer so."""
     raw = stdout.encode() if isinstance(stdout, str) else json.dumps(stdout).encode()
 
     def run_process(command: list[str], **options: Any) -> subprocess.CompletedProcess[bytes]:
-        assert command[-2:] == ["-m", "kvprov.engines.vllm.inspect"]
+        assert command[-2:] == ["-m", f"kvprov.engines.{engine}.inspect"]
         return subprocess.CompletedProcess(command, returncode, raw, stderr)
 
     monkeypatch.setattr(subprocess, "run", run_process)
-    only_engines(monkeypatch, vllm="9.9")
+    only_engines(monkeypatch, **{engine: "9.9"})
 
 
-def inspected(error: str = "") -> dict[str, Any]:
-    seam = {"module": "vllm.core", "name": "hash_blocks", "error": error, "advice": error and "Install another."}
+WAYS = {"vllm": "connectors", "sglang": "paths"}
+NAMES_OF_ENGINES = {"vllm": "vLLM", "sglang": "SGLang"}
+
+
+def inspected(error: str = "", engine: str = "vllm") -> dict[str, Any]:
+    seam = {"module": "core.hashes", "name": "hash_blocks", "error": error, "advice": error and "Install another."}
     bound = {"name": "Good", "bound": True, "treatment": "bound by view", "reason": "it hashes", "strength": "128 bits"}
     refused = {"name": "Bad", "bound": False, "treatment": "refused", "reason": "not known", "strength": ""}
-    return {"version": "9.9", "seams": [seam], "connectors": [bound, refused]}
+    return {"version": "9.9", "seams": [seam], WAYS[engine]: [bound, refused]}
 
 
-def test_vllm_with_every_seam(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, inspected())
-    assert doctor("--json")["vllm"] == inspected()
+@pytest.mark.parametrize("engine", sorted(WAYS))
+def test_an_engine_with_every_seam(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, inspected(engine=engine), engine=engine)
+    found = doctor("--json")
+    assert found[engine] == inspected(engine=engine)
+    assert [found[other] for other in WAYS if other != engine] == [None]
     shown = run("doctor").stdout
-    assert "1 of 1 seams" in shown
+    assert f"{NAMES_OF_ENGINES[engine]} 9.9: 1 of 1 seams" in shown
     assert shown.index("Good") < shown.index("refused") < shown.index("Bad")
 
 
-def test_vllm_without_a_seam_is_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, inspected("vLLM 9.9 has no vllm.core.hash_blocks as kvprov needs it."))
+@pytest.mark.parametrize("engine", sorted(WAYS))
+def test_an_engine_without_a_seam_is_unsafe(engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, inspected("9.9 has no core.hashes.hash_blocks as kvprov needs it.", engine), engine=engine)
     found = doctor("--json", exit_code=1)
-    assert [finding["check"] for finding in unsafe(found)] == ["vllm"]
+    assert [finding["check"] for finding in unsafe(found)] == [engine]
     shown = run("doctor").stdout
     assert "0 of 1 seams" in shown
     assert "hash_blocks" in shown
+
+
+def test_a_plugin_that_sglang_filters_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SGLANG_PLUGINS", "other")
+    assert "filters kvprov's plugin out" in only_unsafe("SGLANG_PLUGINS")["message"]
+    # SGLang takes an empty list for none, and drops spaces.
+    for allowed in ("", "other, kvprov"):
+        monkeypatch.setenv("SGLANG_PLUGINS", allowed)
+        assert unsafe(doctor()) == []
 
 
 @pytest.mark.parametrize(
@@ -382,7 +406,7 @@ def test_vllm_without_a_seam_is_unsafe(monkeypatch: pytest.MonkeyPatch) -> None:
         ("INFO not json", 0, b"", "no JSON"),
     ],
 )
-def test_vllm_that_cannot_be_asked(
+def test_an_engine_that_cannot_be_asked(
     stdout: str, returncode: int, stderr: bytes, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer(monkeypatch, stdout, returncode, stderr)
@@ -395,7 +419,7 @@ def test_vllm_that_cannot_be_asked(
     doctor("--json", exit_code=1)
 
 
-def test_vllm_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_that_takes_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_process(command: list[str], **options: Any) -> Any:
         raise subprocess.TimeoutExpired(command, options["timeout"])
 

@@ -87,13 +87,14 @@ def reparametrise(module: str, name: str) -> None:
 
 def wrapped_functions() -> list[str]:
     """Return which of vLLM's functions kvprov has replaced in this process."""
-    from kvprov.engines.vllm import seams
+    from kvprov.engines.seams import MARK
+    from kvprov.engines.vllm.seams import SEAMS
 
     found = []
-    for seam in seams.all_seams():
+    for seam in SEAMS.all():
         owner, attribute = owner_of_or_none(seam.module, seam.name)
         value = vars(owner).get(attribute) if owner is not None else None
-        if hasattr(getattr(value, "__func__", value), seams._MARK):
+        if hasattr(getattr(value, "__func__", value), MARK):
             found.append(seam.name)
     return found
 
@@ -108,39 +109,39 @@ def owner_of_or_none(module: str, name: str) -> tuple[Any, str]:
 def restore(module: str, name: str) -> None:
     """Undo kvprov's replacement of one function of vLLM once the plugin has made it."""
     register()
-    from kvprov.engines.vllm import seams
+    from kvprov.engines.seams import MARK
 
     owner, attribute = owner_of(module, name)
     found = vars(owner)[attribute]
     if isinstance(found, classmethod):
-        setattr(owner, attribute, classmethod(getattr(found.__func__, seams._MARK)))
+        setattr(owner, attribute, classmethod(getattr(found.__func__, MARK)))
     else:
-        setattr(owner, attribute, getattr(found, seams._MARK))
+        setattr(owner, attribute, getattr(found, MARK))
 
 
 def restore_each() -> tuple[dict[str, list[str]], list[str]]:
     """Undo each seam alone; return what kvprov then finds undone, and what it finds once all are back."""
-    from kvprov.engines.vllm import seams
+    from kvprov.engines.vllm.seams import SEAMS
 
     found = {}
-    for seam in seams.all_seams():
+    for seam in SEAMS.all():
         owner, attribute = owner_of(seam.module, seam.name)
         bound = vars(owner)[attribute]
         restore(seam.module, seam.name)
-        found[f"{seam.module}.{seam.name}"] = seams.undone()
+        found[f"{seam.module}.{seam.name}"] = SEAMS.undone()
         setattr(owner, attribute, bound)
-    return found, seams.undone()
+    return found, SEAMS.undone()
 
 
 def go_around(module: str, name: str) -> None:
     """Like `restore`, by somebody who wraps the replacement with care, and then does not call it."""
     register()
-    from kvprov.engines.vllm import seams
+    from kvprov.engines.seams import MARK
 
     owner, attribute = owner_of(module, name)
     found = vars(owner)[attribute]
     replaced = found.__func__ if isinstance(found, classmethod) else found
-    original = getattr(replaced, seams._MARK)
+    original = getattr(replaced, MARK)
 
     @functools.wraps(replaced)
     def around(*args: Any, **kwargs: Any) -> Any:

@@ -26,8 +26,8 @@ def doctor(ctx: click.Context, no_engine: bool, as_json: bool) -> None:
     """Say whether engines started here would be protected.
 
     Looks at settings, the fleet secret, dimensions, the digest cache, installed engines and plugins, and asks an
-    installed vLLM whether kvprov can bind it. Secrets are never shown. Exits with 1 when something is unsafe, and
-    with 3 when an installed engine could not be asked.
+    installed vLLM or SGLang whether kvprov can bind it. Secrets are never shown. Exits with 1 when something is
+    unsafe, and with 3 when an installed engine could not be asked.
     """
     with status("Looking; importing an engine takes about ten seconds ..."):
         diagnosis = diagnose(inspect_engines=not no_engine)
@@ -68,6 +68,8 @@ def _show(console: Console, diagnosis: Diagnosis) -> None:
     )
     cache = facts["cache"]
     _table(console, "Digest cache", [(cache["state"], f"{cache['files']} files", cache["folder"])])
+    ledger = facts["ledger"]
+    _table(console, "Ledger", [(ledger["state"], ledger["location"] or "")])
     _table(
         console,
         "Engines and tiers",
@@ -80,29 +82,31 @@ def _show(console: Console, diagnosis: Diagnosis) -> None:
         [(p["name"], p["group"], _plugin_state(p)) for p in facts["plugins"]] or [("none",)],
     )
     if facts.get("vllm"):
-        _show_vllm(console, facts["vllm"])
+        _show_engine(console, "vLLM", facts["vllm"], "Connectors", facts["vllm"]["connectors"])
+    if facts.get("sglang"):
+        _show_engine(console, "SGLang", facts["sglang"], "Paths", facts["sglang"]["paths"])
     _show_findings(console, diagnosis)
 
 
-def _show_vllm(console: Console, vllm: dict[str, Any]) -> None:
-    seams = vllm["seams"]
+def _show_engine(console: Console, name: str, facts: dict[str, Any], what: str, ways: list[dict[str, Any]]) -> None:
+    """Show what kvprov binds in an engine: its seams, and each of the ways by which the engine shares KV state."""
+    seams = facts["seams"]
     sound = sum(not seam["error"] for seam in seams)
     _table(
         console,
-        f"vLLM {vllm['version']}: {sound} of {len(seams)} seams are there",
+        f"{name} {facts['version']}: {sound} of {len(seams)} seams are there",
         [(seam["name"], "missing", seam["module"]) for seam in seams if seam["error"]],
     )
-    bound = [connector for connector in vllm["connectors"] if connector["bound"]]
     refused: dict[str, list[str]] = {}
-    for connector in vllm["connectors"]:
-        if not connector["bound"]:
-            refused.setdefault(connector["reason"], []).append(connector["name"])
+    for way in ways:
+        if not way["bound"]:
+            refused.setdefault(way["reason"], []).append(way["name"])
     _table(
         console,
-        "Connectors that are bound",
-        [(c["name"], f"{c['treatment']}: {c['reason']}", c["strength"]) for c in bound],
+        f"{what} that are bound",
+        [(way["name"], f"{way['treatment']}: {way['reason']}", way["strength"]) for way in ways if way["bound"]],
     )
-    _table(console, "Connectors that are refused", [(why, ", ".join(names)) for why, names in refused.items()])
+    _table(console, f"{what} that are refused", [(why, ", ".join(names)) for why, names in refused.items()])
 
 
 def _show_findings(console: Console, diagnosis: Diagnosis) -> None:

@@ -1,7 +1,7 @@
 """What protects the engines that are started in this environment, and what does not.
 
-Each section looks at one thing and imports no engine; the section on vLLM asks a process of its own. A section gives
-facts, for the report, and findings, which say what is wrong. Nothing here raises for what it finds.
+Each section looks at one thing and imports no engine; the section on an engine asks a process of its own. A section
+gives facts, for the report, and findings, which say what is wrong. Nothing here raises for what it finds.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Diagnosis:
     def to_json(self) -> dict[str, Any]:
         """Return the diagnosis as JSON: `safe`, `findings`, and the facts of each section under its name.
 
-        `vllm` is null when it is not installed or was not asked.
+        `vllm` and `sglang` are null where the engine is not installed or was not asked.
         """
         facts = {section.name: section.facts for section in self.sections}
         return {
@@ -61,19 +61,23 @@ def diagnose(*, inspect_engines: bool = True) -> Diagnosis:
     """
     from kvprov.doctor.cache import cache_section
     from kvprov.doctor.dimensions import dimensions_section
-    from kvprov.doctor.engines import engines_section, installed, plugins_section, vllm_section
+    from kvprov.doctor.engines import HOSTS, engines_section, inspected_section, installed, plugins_section
+    from kvprov.doctor.ledger import ledger_section
     from kvprov.doctor.settings import secret_section, settings_section
 
     settings, settings_found = settings_section()
-    asked = inspect_engines and installed("vllm")
     sections = (
         _versions(),
         settings_found,
         secret_section(settings),
         dimensions_section(settings),
         cache_section(),
+        ledger_section(settings),
         engines_section(),
         plugins_section(),
-        vllm_section() if asked else Section("vllm", None),
+        *(
+            inspected_section(engine) if inspect_engines and installed(engine) else Section(engine, None)
+            for engine in HOSTS
+        ),
     )
     return Diagnosis(sections)

@@ -1,4 +1,4 @@
-"""The engines that are installed, kvprov's plugins for them, and what kvprov binds in vLLM."""
+"""The engines that are installed, kvprov's plugins for them, and what kvprov binds in each."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DISTRIBUTIONS: Final = {
 """The packages of engines and shared tiers, and what people call them."""
 
 INSPECT_SECONDS: Final = 300
-"""How long importing vLLM may take: ten seconds as a rule, minutes from a cold network file system."""
+"""How long importing an engine may take: ten seconds as a rule, minutes from a cold network file system."""
 
 _REINSTALL: Final = "Install kvprov where the engine runs, or install it again: pip install --force-reinstall kvprov"
 
@@ -140,16 +140,20 @@ def _load(point: EntryPoint) -> str | None:
     return None if callable(loaded) else f"{point.value} is no function"
 
 
-def vllm_section() -> Section:
-    """Ask a process of its own, which imports vLLM, what kvprov binds in it: see `kvprov.engines.vllm.inspect`."""
-    section = Section("vllm", None)
+def inspected_section(engine: str) -> Section:
+    """Ask a process of its own, which imports an engine of `HOSTS`, what kvprov binds in it: see its `inspect`.
+
+    The section's facts are None where it could not be asked.
+    """
+    section = Section(engine, None)
+    module = f"kvprov.engines.{engine}.inspect"
     try:
-        section.facts = _inspect()
+        section.facts = _inspect(module)
     except _InspectionError as error:
         section.add(
             Level.FAILED,
-            f"vLLM could not be inspected: {error}.",
-            f"Look into it with: {sys.executable} -m kvprov.engines.vllm.inspect",
+            f"{HOSTS[engine].engine} could not be inspected: {error}.",
+            f"Look into it with: {sys.executable} -m {module}",
         )
         return section
     for seam in section.facts["seams"]:
@@ -162,9 +166,9 @@ class _InspectionError(Exception):
     pass
 
 
-def _inspect() -> Any:
+def _inspect(module: str) -> Any:
     # -P: no file of the folder in which doctor happens to run shall be imported in place of the real module.
-    command = [sys.executable, "-P", "-m", "kvprov.engines.vllm.inspect"]
+    command = [sys.executable, "-P", "-m", module]
     try:
         process = subprocess.run(command, capture_output=True, timeout=INSPECT_SECONDS, stdin=subprocess.DEVNULL)
     except subprocess.TimeoutExpired as error:

@@ -12,6 +12,7 @@ from kvprov.contract.key import DigestBits
 from kvprov.doctor.finding import Level, Section
 from kvprov.identity.domain import load_secret
 from kvprov.identity.label import label
+from kvprov.ledger.location import shown_location
 from kvprov.settings import NAMES, Mode, Settings, load_settings
 
 _SHOWN_AS_SET = {"KVPROV_SECRET"}
@@ -74,6 +75,8 @@ def _shown(name: str, settings: Settings, refused: bool) -> Any:
     value = os.environ[name] if refused else getattr(settings, name.removeprefix("KVPROV_").lower())
     if isinstance(value, str) and name in _SHOWN_AS_SET:
         return "(set)"
+    if isinstance(value, str) and name == "KVPROV_LEDGER":
+        return shown_location(value)
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value

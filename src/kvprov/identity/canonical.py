@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from kvprov.errors import KvprovError
+from kvprov.identity import preimages
 
 SCHEME: Final = "config-v1-sha256"
 
@@ -43,10 +44,15 @@ def canonical_json(value: object) -> bytes:
 def config_identity(value: Mapping[str, object]) -> str:
     """Return the identity of a configuration: `config-v1-sha256:` and the hex of SHA-256 of its canonical JSON.
 
+    The canonical JSON is kept for a while, see `kvprov.identity.preimages`.
+
     Raises:
         KvprovError: see `canonical_json`.
     """
-    return f"{SCHEME}:{hashlib.sha256(canonical_json(value)).hexdigest()}"
+    preimage = canonical_json(value)
+    identity = f"{SCHEME}:{hashlib.sha256(preimage).hexdigest()}"
+    preimages.keep(identity, preimage)
+    return identity
 
 
 # What rfc8785.dumps accepts; a recursive alias, so mypy knows it by name only.

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
-import secrets
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
-from kvprov.contract.descriptor import ABSENT, Absent, Known, Unknown, Value
+from kvprov.contract.descriptor import ABSENT, Known, Unknown, Value
 from kvprov.contract.digest import Digester
 from kvprov.contract.dimension import Half
 from kvprov.contract.dimensions import (
@@ -21,63 +19,23 @@ from kvprov.contract.dimensions import (
     SHARING_DOMAIN,
     WEIGHTS,
 )
-from kvprov.contract.key import NONCE_BYTES, key_text, nonce
+from kvprov.contract.key import key_text
 from kvprov.contract.registry import Registry
+from kvprov.engines.bypass import Bypasses
 from kvprov.engines.lmcache.keys import client_parameters
-from kvprov.engines.vllm import connectors, facts, inputs, quirks, seams, worker
+from kvprov.engines.provenance import WorkerHalf, declared_weights, extension_value, with_nonces
+from kvprov.engines.vllm import connectors, facts, inputs, ledger, quirks, worker
 from kvprov.engines.vllm.adapters import EngineAdapters, Unfinished
-from kvprov.engines.vllm.bypass import Bypasses
 from kvprov.engines.vllm.log import logger
 from kvprov.engines.vllm.peers import Strangers
+from kvprov.engines.vllm.seams import SEAMS
 from kvprov.engines.vllm.stamp import Stamp, make_stamp, set_stamp, stamp_of
-from kvprov.errors import BindingError, SettingsError
+from kvprov.errors import BindingError
 from kvprov.extensions import Extension, load_extensions, registry_with
 from kvprov.fleet import fleet_secret
 from kvprov.identity.domain import FleetSecret, sharing_domain, tag_namespace
 from kvprov.identity.label import label
 from kvprov.settings import Settings, load_settings
-
-
-def _with_nonces(values: dict[str, Value]) -> dict[str, Value]:
-    """Return `values` with an identity of its own, never used again, in place of each that is not known."""
-    return {
-        name: nonce(secrets.token_bytes(NONCE_BYTES)) if isinstance(value, Unknown) else value
-        for name, value in values.items()
-    }
-
-
-def _value_of(extension: Extension, subject: Any) -> Value:
-    """Return what `extension` says of a configuration or a request; unknown when it fails, as on hostile requests."""
-    name = extension.dimension.name
-    try:
-        value = extension.value(subject)
-    except Exception as error:  # noqa: BLE001 - code of others, which may raise anything
-        return Unknown(f"{name}: its value could not be found ({type(error).__name__})")
-    if not isinstance(value, Absent | Known | Unknown):
-        return Unknown(f"{name}: its value is a {type(value).__name__}")
-    return value if not isinstance(value, Unknown) else Unknown(f"{name}: {value.reason.removeprefix(f'{name}: ')}")
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerHalf:
-    """What the workers of an engine are at one time. Read as one, since requests are stamped in two threads.
-
-    Attributes:
-        epoch: Counts the changes.
-        values: Of the worker half's dimensions.
-        digester: With an identity of its own in place of each value that is not known.
-        changing: Whether the weights may be changing right now, so that not even two requests of this engine share.
-    """
-
-    epoch: int
-    values: dict[str, Value]
-    digester: Digester
-    changing: bool = False
-
-    @property
-    def reason(self) -> str:
-        """Why it is not known; empty when it is."""
-        return "; ".join(value.reason for value in self.values.values() if isinstance(value, Unknown))
 
 
 class EngineBinding:
@@ -97,7 +55,7 @@ class EngineBinding:
         self.extensions: tuple[Extension, ...] = load_extensions()
         self.registry: Registry = registry_with(self.extensions, self.settings.unsafe_withhold)
         self.secret: FleetSecret | None = fleet_secret(self.settings)
-        self.bypasses = Bypasses()
+        self.bypasses = Bypasses(logger)
         self.strangers = Strangers()
         self._salt_warned = False
         self._executor = executor
@@ -110,7 +68,7 @@ class EngineBinding:
                     f"kvprov is not in effect in the worker process {report.pid}.",
                     "Let VLLM_PLUGINS be unset or name kvprov, and install kvprov where the workers run.",
                 )
-            if report.undone or (undone := seams.undone()):
+            if report.undone or (undone := SEAMS.undone()):
                 raise BindingError(
                     f"Something replaced {', '.join(report.undone or undone)} after kvprov had bound it.",
                     "Remove the plugin that does so, or let it wrap what it finds with functools.wraps.",
@@ -123,10 +81,11 @@ class EngineBinding:
         self._reads_client_tags = connectors.reads_client_tags(vllm_config.kv_transfer_config)
         values = self._worker_values(vllm_config, kv_cache_config)
         self.worker = WorkerHalf(0, values, self._digester(values))
+        self.ledger = ledger.recorder(self.settings, vllm_config)
 
     def _digester(self, values: dict[str, Value]) -> Digester:
         # What is not known of a worker is known to itself: its own prefix cache still works, for this process alone.
-        return Digester(self.registry, _with_nonces(values))
+        return Digester(self.registry, with_nonces(values))
 
     def call_workers(self, function: Callable[..., Any], args: tuple[Any, ...] = ()) -> list[Any]:
         """Call `function(worker, *args)` in each worker process and return what each answers."""
@@ -158,7 +117,7 @@ class EngineBinding:
         }
         for extension in self._registered():
             if extension.dimension.half is Half.WORKER:
-                values[extension.dimension.name] = _value_of(extension, vllm_config)
+                values[extension.dimension.name] = extension_value(extension, vllm_config)
         return {name: value for name, value in values.items() if name in self.registry}
 
     def _domain(self, request: Any) -> Value:
@@ -190,11 +149,11 @@ class EngineBinding:
             CLIENT_NAMESPACE.name: self._namespace(request),
         }
         for extension in self._request_extensions:
-            values[extension.dimension.name] = _value_of(extension, request)
+            values[extension.dimension.name] = extension_value(extension, request)
         values = {name: values[name] for name in self.registry.request}
         reasons = [value.reason for value in values.values() if isinstance(value, Unknown)]
         if reasons:
-            values = _with_nonces(values)
+            values = with_nonces(values)
         half = self.worker
         digester = half.digester
         if half.reason:
@@ -213,6 +172,7 @@ class EngineBinding:
             adapter=adapter.identity if isinstance(adapter, Known) else None,
         )
         set_stamp(request, stamp)
+        self.ledger.note(stamp.text, digester, values, ledger.names_of(request))
         return stamp
 
     def _bind_inputs(self, request: Any, digester: Digester) -> str:
@@ -333,6 +293,7 @@ class EngineBinding:
         if WEIGHTS.name in values:
             values[WEIGHTS.name] = weights
         self.worker = WorkerHalf(self.worker.epoch + 1, values, self._digester(values), changing)
+        self.ledger.note_worker(self.worker.digester)
         self._overtake(unfinished(), "weights: they were changed while the request was running")
 
     def weights_may_change(self, reason: str, unfinished: Unfinished) -> None:
@@ -364,18 +325,11 @@ class EngineBinding:
 
     def declared_weights(self, version: str) -> Value:
         """Return what an updater's version says of the weights, where the operator has named its run."""
-        run = self.settings.weights_run
-        if run is None:
-            return Unknown("weights: a version was declared, but KVPROV_WEIGHTS_RUN does not say of which run")
-        if not isinstance(version, str):
-            return Unknown("weights: the version that was declared is no text")
-        try:
-            return label(f"{run}/{version}")
-        except SettingsError as error:
-            return Unknown(f"weights: {error.message}")
+        return declared_weights(self.settings.weights_run, version)
 
     def announce(self, connector: str) -> None:
         """Log the start-up line: mode, connector, dimensions, worker digest; and the worker's identities."""
+        self.ledger.note_worker(self.worker.digester)
         settings = self.settings
         parts = [
             f"mode={settings.mode}",

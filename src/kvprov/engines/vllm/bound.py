@@ -45,7 +45,7 @@ class BoundConnector:
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-        if not seams.installed():
+        if not seams.SEAMS.installed:
             raise BindingError(
                 f"kvprov is not in effect in this process, although {connectors.EXPLICIT_MODULE} is configured.",
                 "Let VLLM_PLUGINS be unset or name kvprov, and let KVPROV_MODE be unset or enforce; or, to run without "

@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import secrets
-import struct
-from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from blake3 import blake3
 
-from kvprov.contract.encoding import lp, u32, u64
+from kvprov.contract.encoding import lp, u64
+from kvprov.engines.content import UnknownContentError, encoded
 
 MEDIA: Final = "kv-media/1"
 EMBEDDINGS: Final = "kv-prompt-embeddings/1"
@@ -25,90 +24,33 @@ _BOUND: Final = "_kvprov_inputs"
 _IDENTITY: Final = "_kvprov_media"
 _HANDLE: Final = frozenset({"address", "monotonic_id", "signature"})
 """The keys of an item that stands for one in shared memory, which only workers can read."""
-_DEPTH: Final = 16
-
-
-class _UnknownContentError(Exception):
-    """Why the content of an input has no identity."""
-
-
-def _tensor(value: Any) -> Iterator[Any]:
-    import torch
-
-    if value.layout is not torch.strided or value.is_quantized or value.is_meta or value.is_conj() or value.is_neg():
-        raise _UnknownContentError("a tensor of a form that is not known")
-    data = value.detach().cpu().contiguous()
-    yield b"t" + lp(str(value.dtype)) + u32(value.dim()) + b"".join(u64(size) for size in value.shape)
-    # Its length follows from element type and shape.
-    yield data.reshape(-1).view(torch.uint8).numpy().data
-
-
-def _array(value: Any) -> Iterator[Any]:
-    if value.dtype.hasobject:
-        raise _UnknownContentError("an array of objects")
-    yield b"a" + lp(value.dtype.str) + u32(value.ndim) + b"".join(u64(size) for size in value.shape)
-    yield value.tobytes()
-
-
-def _encoded(value: Any, depth: int = 0) -> Iterator[Any]:
-    """Give `value` in pieces that nobody can mistake for those of another one."""
-    import numpy
-    import torch
-
-    if depth > _DEPTH:
-        raise _UnknownContentError("data that is nested too deeply")
-    if isinstance(value, torch.Tensor):
-        yield from _tensor(value)
-    elif isinstance(value, numpy.ndarray):
-        yield from _array(value)
-    elif value is None or isinstance(value, bool):
-        yield {None: b"N", False: b"F", True: b"T"}[value]
-    elif isinstance(value, int):
-        yield b"i" + lp(str(value))
-    elif isinstance(value, float):
-        yield b"f" + struct.pack(">d", value)
-    elif isinstance(value, str):
-        yield b"s" + lp(value.encode("utf-8", "surrogatepass"))
-    elif isinstance(value, bytes):
-        yield b"b" + lp(value)
-    elif isinstance(value, list | tuple):
-        yield b"l" + u64(len(value))
-        for item in value:
-            yield from _encoded(item, depth + 1)
-    elif isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        yield b"m" + u64(len(value))
-        for key in sorted(value):
-            yield lp(key.encode("utf-8", "surrogatepass"))
-            yield from _encoded(value[key], depth + 1)
-    else:
-        raise _UnknownContentError(f"data of type {type(value).__qualname__}")
 
 
 def _media_identity(feature: Any, worker: bytes) -> str:
     """Return the identity of one item of media: of the encoder, what it reads, and where its outputs go.
 
     Raises:
-        _UnknownContentError: It has none.
+        UnknownContentError: It has none.
     """
     item = feature.data
     if item is None:
-        raise _UnknownContentError("its data is not at hand")
+        raise UnknownContentError("its data is not at hand")
     if (known := getattr(item, _IDENTITY, None)) is not None:
         content = known
     else:
         if set(item) == _HANDLE:
-            raise _UnknownContentError("its data is in shared memory, where only workers read it")
+            raise UnknownContentError("its data is in shared memory, where only workers read it")
         hasher = blake3()
         for name in sorted(item):
             hasher.update(lp(name) + lp(type(item[name].field).__name__))
-            for piece in _encoded(item[name].data):
+            for piece in encoded(item[name].data):
                 hasher.update(piece)
         content = hasher.digest()
         # vLLM keeps items and hands out the same object for as long as it does.
         setattr(item, _IDENTITY, content)
     position = feature.mm_position
     hasher = blake3(lp(MEDIA) + lp(worker) + lp(feature.modality) + lp(content) + u64(position.length))
-    for piece in _encoded(position.is_embed):
+    for piece in encoded(position.is_embed):
         hasher.update(piece)
     return str(hasher.hexdigest())
 
@@ -141,9 +83,9 @@ def bind(request: Any, worker: bytes, *, adapter_shapes_media: bool) -> str:
         try:
             if adapter_shapes_media and request.lora_request is not None:
                 # The name would outlive an exchange of the adapter's bytes in vLLM's cache of encoder outputs.
-                raise _UnknownContentError("adapters apply to its encoder, whose outputs vLLM keeps by adapter name")
+                raise UnknownContentError("adapters apply to its encoder, whose outputs vLLM keeps by adapter name")
             identifier = _media_identity(feature, worker)
-        except _UnknownContentError as error:
+        except UnknownContentError as error:
             identifier = secrets.token_hex(32)
             reason = f"media: {error}"
         features.append(dataclasses.replace(feature, identifier=identifier))

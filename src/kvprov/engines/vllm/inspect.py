@@ -6,28 +6,11 @@ it can be: so run it in a process of its own, never in one that serves.
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 from typing import Any, Final
 
+from kvprov.engines.inspection import examine, report
+
 _NOT_BOUND: Final = "kvprov does not bind its keys: entries would be shared without regard to provenance"
-
-
-def _seams() -> list[dict[str, str]]:
-    from kvprov.engines.vllm import seams
-    from kvprov.errors import BindingError
-
-    found = []
-    # One at a time, so that the first that is missing does not hide the others.
-    for seam in seams.all_seams():
-        error = advice = ""
-        try:
-            seams.install_one(seam)
-        except BindingError as missing:
-            error, advice = missing.message, missing.advice
-        found.append({"module": seam.module, "name": seam.name, "error": error, "advice": advice})
-    return found
 
 
 def _connectors() -> list[dict[str, Any]]:
@@ -55,17 +38,14 @@ def inspect() -> dict[str, Any]:
     """Return the version of vLLM, each seam with what is wrong with it, and each connector with its treatment."""
     import vllm
 
-    return {"version": vllm.__version__, "seams": _seams(), "connectors": _connectors()}
+    from kvprov.engines.vllm.seams import SEAMS
+
+    return {"version": vllm.__version__, "seams": examine(SEAMS), "connectors": _connectors()}
 
 
 def main() -> None:
-    """Print the result, and nothing else: what vLLM prints on stdout meanwhile goes to stderr."""
-    stdout = os.dup(1)
-    os.dup2(2, 1)
-    result = inspect()
-    with os.fdopen(stdout, "w", encoding="utf-8") as out:
-        json.dump(result, out)
-    sys.stdout.flush()
+    """Print the result, and nothing else."""
+    report(inspect)
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ def register() -> None:
 
         # Here, so that a secret that cannot be used is found before the model is loaded.
         fleet_secret(settings)
-        from kvprov.engines.vllm import seams
+        from kvprov.engines.vllm.seams import SEAMS
 
-        seams.install()
+        SEAMS.install()
     except BaseException:
         # vLLM notes that it has loaded its plugins before it does. Whoever tries again in this process, as in a
         # notebook, would get an engine without kvprov.

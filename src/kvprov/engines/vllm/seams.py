@@ -1,57 +1,19 @@
-"""The places where vLLM is made to call kvprov, and proof that they are still there.
-
-Each seam replaces one function of vLLM by name. A release that renames one, or gives it other parameters, is found
-here and refused before it serves anything; one that goes around a seam is found by the self-check.
-"""
+"""The places where vLLM is made to call kvprov."""
 
 from __future__ import annotations
 
-import functools
-import importlib
-import inspect
-import sys
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
+from kvprov.engines.seams import Seam, Seams
 from kvprov.errors import BindingError
 
-_MARK = "_kvprov_original"
 _starting = threading.local()
-
-
-@dataclass(frozen=True, slots=True)
-class Seam:
-    """One function of vLLM that kvprov wraps.
-
-    Attributes:
-        module: Where it is.
-        name: Its name, with its class.
-        parameters: The parameters that kvprov relies on, in their order.
-        wrap: Makes the replacement from the original.
-        by_name: Whether other modules import it by name, so that it has to be replaced there, too.
-    """
-
-    module: str
-    name: str
-    parameters: tuple[str, ...]
-    wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
-    by_name: bool = False
-
-
-def _refuse(what: str) -> BindingError:
-    from vllm.version import __version__
-
-    return BindingError(
-        f"vLLM {__version__} has no {what} as kvprov needs it, so keys cannot be bound.",
-        "Install a release of vLLM that this release of kvprov supports (see README), or set KVPROV_MODE=off to run "
-        "without any protection.",
-    )
 
 
 def all_seams() -> tuple[Seam, ...]:
     """Return the seams, in the order in which they are put into effect."""
+    from kvprov.engines import loading
     from kvprov.engines.vllm import chain, connectors, engine, metrics, pins, weights
 
     loader = "vllm.model_executor.model_loader.default_loader"
@@ -104,105 +66,26 @@ def all_seams() -> tuple[Seam, ...]:
         ),
         Seam(loader, "DefaultModelLoader.load_weights", ("self", "model", "model_config"), weights.wrap_load_weights),
         Seam(loader, "DefaultModelLoader._get_weights_iterator", ("self", "source"), weights.wrap_get_weights_iterator),
-        Seam(loader, "safetensors_weights_iterator", files, weights.wrap_safetensors_iterator),
-        Seam(loader, "multi_thread_safetensors_weights_iterator", files, weights.wrap_safetensors_iterator),
-        Seam(loader, "fastsafetensors_weights_iterator", files, weights.wrap_safetensors_iterator),
-        Seam(loader, "instanttensor_weights_iterator", files, weights.wrap_safetensors_iterator),
-        Seam(loader, "pt_weights_iterator", files, weights.wrap_pickle_iterator),
-        Seam(loader, "multi_thread_pt_weights_iterator", files, weights.wrap_pickle_iterator),
-        Seam(loader, "np_cache_weights_iterator", (), weights.wrap_pickle_iterator),
+        Seam(loader, "safetensors_weights_iterator", files, loading.wrap_safetensors_iterator),
+        Seam(loader, "multi_thread_safetensors_weights_iterator", files, loading.wrap_safetensors_iterator),
+        Seam(loader, "fastsafetensors_weights_iterator", files, loading.wrap_safetensors_iterator),
+        Seam(loader, "instanttensor_weights_iterator", files, loading.wrap_safetensors_iterator),
+        Seam(loader, "pt_weights_iterator", files, loading.wrap_pickle_iterator),
+        Seam(loader, "multi_thread_pt_weights_iterator", files, loading.wrap_pickle_iterator),
+        Seam(loader, "np_cache_weights_iterator", (), loading.wrap_pickle_iterator),
         Seam(manager, "WorkerLoRAManager._load_adapter", ("self", "lora_request"), pins.wrap_load_adapter),
         Seam(manager, "WorkerLoRAManager._apply_adapters", ("self", "adapter_requests"), pins.wrap_apply_adapters),
         Seam(manager, "LRUCacheWorkerLoRAManager._apply_adapters", ("self", "lora_requests"), pins.wrap_apply_adapters),
     )
 
 
-def _locate(seam: Seam) -> tuple[Any, str, Any]:
-    """Return the owner, the attribute's name and the attribute itself, as it stands in the owner's namespace.
+def _version() -> str:
+    from vllm.version import __version__
 
-    Raises:
-        BindingError: The owner has no such function of its own (an inherited one is another), or one with other
-            parameters.
-    """
-    try:
-        owner: Any = importlib.import_module(seam.module)
-    except ImportError as error:
-        raise _refuse(f"module {seam.module}") from error
-    *classes, name = seam.name.split(".")
-    for part in classes:
-        owner = getattr(owner, part, None)
-    attribute = None if owner is None else vars(owner).get(name)
-    if attribute is None:
-        raise _refuse(f"{seam.module}.{seam.name}")
-    parameters = tuple(inspect.signature(_function(attribute)).parameters)
-    if parameters[: len(seam.parameters)] != seam.parameters:
-        raise _refuse(f"{seam.module}.{seam.name} with parameters {seam.parameters}")
-    return owner, name, attribute
+    return str(__version__)
 
 
-def _function(attribute: Any) -> Any:
-    return attribute.__func__ if isinstance(attribute, classmethod) else attribute
-
-
-def install_one(seam: Seam) -> None:
-    """Put one seam into effect; doing it twice changes nothing.
-
-    Raises:
-        BindingError: This vLLM lacks it.
-    """
-    owner, name, attribute = _locate(seam)
-    is_classmethod, function = isinstance(attribute, classmethod), _function(attribute)
-    if hasattr(function, _MARK):
-        return
-    # The original of a classmethod is called through the class, so that it sees the class as vLLM would pass it.
-    replacement = seam.wrap(functools.partial(function, owner) if is_classmethod else function)
-    functools.update_wrapper(replacement, function)
-    setattr(replacement, _MARK, function)
-    setattr(owner, name, classmethod(replacement) if is_classmethod else replacement)
-    if seam.by_name:
-        for module in list(sys.modules.values()):
-            if getattr(module, "__name__", "").startswith("vllm.") and vars(module).get(name) is function:
-                setattr(module, name, replacement)
-
-
-_installed = False
-
-
-def install() -> None:
-    """Put every seam into effect in this process; doing it twice changes nothing.
-
-    Raises:
-        BindingError: This vLLM lacks a seam. Nothing is served half-bound: the engine does not start.
-    """
-    global _installed
-    if _installed:
-        return
-    seams = all_seams()
-    for seam in seams:
-        _locate(seam)
-    for seam in seams:
-        install_one(seam)
-    _installed = True
-
-
-def installed() -> bool:
-    """Whether every seam was put into effect in this process."""
-    return _installed
-
-
-def undone() -> list[str]:
-    """Return the seams that are no longer in effect: something has replaced vLLM's function after kvprov did.
-
-    A replacement that keeps what it wraps, as `functools.wraps` does, leaves the seam in effect.
-    """
-    names = []
-    for seam in all_seams():
-        function: Any = _function(_locate(seam)[2])
-        while function is not None and not hasattr(function, _MARK):
-            function = getattr(function, "__wrapped__", None)
-        if function is None:
-            names.append(f"{seam.module}.{seam.name}")
-    return names
+SEAMS = Seams("vLLM", "vllm", _version, all_seams)
 
 
 def set_starting_engine(binding: Any) -> None:

@@ -1,114 +1,36 @@
-"""Worker side: the identity of the weights that were loaded, whatever happens to their files meanwhile.
-
-The loader is handed the very files that are hashed: each is opened once, hashed through that descriptor, and passed on
-as `/proc/self/fd/N`, so that a file, a link or a folder swapped at the path is not seen. What is left is a write into
-the open file itself, which `OpenCheckpoint.recheck` finds after the load.
-"""
+"""Worker side: what vLLM's loader reads, and what reloads and trainers put in its place."""
 
 from __future__ import annotations
 
-import threading
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
-from kvprov.contract.errors import KvprovError
+from kvprov.engines.loading import LoadedWeights, Recorder, recorder, recording
 from kvprov.engines.vllm.log import logger
-from kvprov.identity.checkpoint import OpenCheckpoint, combined_identity, open_files
-from kvprov.identity.digest_cache import default_cache
 
 _ATTRIBUTE = "_kvprov_weights"
 _INITIAL_NAMES = "_kvprov_weight_names"
 _LOADS = "_kvprov_direct_loads"
 _LOADED_NAMES = "_kvprov_loaded_names"
-_current = threading.local()
 
 
-@dataclass(frozen=True, slots=True)
-class LoadedWeights:
-    """What is known of a model's weights.
+def _follow(current: Recorder, loader: Any) -> None:
+    """Note who reads. A class that derives from vLLM's loader may give other tensors than it reads."""
+    from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-    Attributes:
-        identity: The identity of the tensors that were read, or None.
-        reason: Why there is none.
-        names: The names of these tensors.
-    """
-
-    identity: str | None
-    reason: str = ""
-    names: frozenset[str] = frozenset()
-
-
-class _Recorder:
-    """Follows one model's load."""
-
-    def __init__(self) -> None:
-        self.prefix = ""
-        self.parts: list[OpenCheckpoint] = []
-        self.reason = ""
-
-    def follow(self, loader: Any) -> None:
-        """Note who reads. A class that derives from vLLM's loader may give other tensors than it reads."""
-        from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
-
-        if type(loader) is not DefaultModelLoader:
-            self.reason = f"the loader {type(loader).__name__} is not followed"
-
-    def pin(self, files: list[str]) -> list[str]:
-        """Open `files` and return the paths under which the loader shall read them."""
-        try:
-            part = open_files(files, prefix=self.prefix)
-            self.parts.append(part)
-            for file in part.files:
-                # Before the load, not only before the hashing: a write in between would not show in the stamp if it
-                # fell in one tick of the clock with the last one, or went through a memory map with dirty pages.
-                file.settle()
-        except KvprovError as error:
-            self.reason = error.message
-            return files
-        return part.fd_paths
-
-    def finish(self) -> LoadedWeights:
-        if self.reason:
-            return LoadedWeights(None, self.reason)
-        if not self.parts:
-            return LoadedWeights(None, "no safetensors files were read")
-        try:
-            identified = combined_identity(self.parts, cache=default_cache())
-            for part in self.parts:
-                part.recheck()
-            names = frozenset(tensor.name for part in self.parts for tensor in part.tensors())
-        except KvprovError as error:
-            return LoadedWeights(None, error.message)
-        return LoadedWeights(identified.identity, names=names)
-
-    def close(self) -> None:
-        for part in self.parts:
-            part.close()
-
-
-@contextmanager
-def _recording() -> Iterator[_Recorder]:
-    outer = getattr(_current, "recorder", None)
-    recorder = _Recorder()
-    _current.recorder = recorder
-    try:
-        yield recorder
-    finally:
-        _current.recorder = outer
-        recorder.close()
+    if type(loader) is not DefaultModelLoader:
+        current.reason = f"the loader {type(loader).__name__} is not followed"
 
 
 def wrap_load_weights(original: Callable[..., Any]) -> Callable[..., Any]:
     """Return `DefaultModelLoader.load_weights` that also notes what it loaded on the model."""
 
     def load_weights(self: Any, model: Any, model_config: Any) -> Any:
-        with _recording() as recorder:
-            recorder.follow(self)
+        with recording() as current:
+            _follow(current, self)
             result = original(self, model, model_config)
-            loaded = recorder.finish()
+            loaded = current.finish()
         if loaded.identity is None:
             logger.warning("kvprov: the weights of %s are not identified: %s.", model_config.model, loaded.reason)
         setattr(model, _ATTRIBUTE, loaded)
@@ -161,9 +83,9 @@ def wrap_reload_weights(original: Callable[..., Any]) -> Callable[..., Any]:
         asked = dict(zip(parameters, args, strict=False)) | kwargs
         model = self.get_model()
         setattr(model, _ATTRIBUTE, LoadedWeights(None, "reloading the weights failed"))
-        with _recording() as recorder:
+        with recording() as current:
             result = original(self, *args, **kwargs)
-            loaded = recorder.finish()
+            loaded = current.finish()
         if asked.get("weights_iterator") is not None:
             # It may read files, and then give something else.
             loaded = LoadedWeights(None, "they were given by an iterator")
@@ -183,36 +105,12 @@ def wrap_get_weights_iterator(original: Callable[..., Any]) -> Callable[..., Any
     """Return `DefaultModelLoader._get_weights_iterator` that notes the prefix of the source being read."""
 
     def get_weights_iterator(self: Any, source: Any) -> Any:
-        recorder: _Recorder | None = getattr(_current, "recorder", None)
-        if recorder is not None:
-            recorder.prefix = source.prefix
-            recorder.follow(self)
+        if (current := recorder()) is not None:
+            current.prefix = source.prefix
+            _follow(current, self)
         return original(self, source)
 
     return get_weights_iterator
-
-
-def wrap_safetensors_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an iterator over safetensors files that reads the files which are hashed."""
-
-    def safetensors_iterator(hf_weights_files: list[str], *args: Any, **kwargs: Any) -> Any:
-        recorder: _Recorder | None = getattr(_current, "recorder", None)
-        files = hf_weights_files if recorder is None else recorder.pin(hf_weights_files)
-        return original(files, *args, **kwargs)
-
-    return safetensors_iterator
-
-
-def wrap_pickle_iterator(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return an iterator over pickled files that notes why their content has no identity."""
-
-    def pickle_iterator(*args: Any, **kwargs: Any) -> Any:
-        recorder: _Recorder | None = getattr(_current, "recorder", None)
-        if recorder is not None:
-            recorder.reason = "the weights are pickled files, which kvprov never reads"
-        return original(*args, **kwargs)
-
-    return pickle_iterator
 
 
 def loaded_weights(model: Any, load_format: str) -> LoadedWeights:

@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from kvprov.engines.vllm import quirks, seams
+from kvprov.engines.vllm import quirks
 from kvprov.engines.vllm.pins import PinnedAdapter, pins_of
+from kvprov.engines.vllm.seams import SEAMS
 from kvprov.engines.vllm.speculation import Draft, draft_model, draft_of
 from kvprov.engines.vllm.weights import count_direct_loads, loaded_weights
 
@@ -65,8 +66,8 @@ def report(worker: Any) -> WorkerReport:
     loaded = loaded_weights(worker.get_model(), str(worker.vllm_config.load_config.load_format))
     return WorkerReport(
         pid=os.getpid(),
-        bound=seams.installed(),
-        undone=seams.undone() if seams.installed() else [],
+        bound=SEAMS.installed,
+        undone=SEAMS.undone() if SEAMS.installed else [],
         weights=loaded.identity,
         reason=loaded.reason,
         packing=_packing(worker),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
-
-from kvprov.engines.vllm.log import logger
 
 _LOGGED_REASONS = 100
 
@@ -15,11 +14,15 @@ class Bypasses:
     Reasons may name what a tenant chose, such as a path. So the metric goes by their kind, the part before the first
     colon, and only so many are told apart in the log.
 
+    Args:
+        logger: The engine's.
+
     Attributes:
         counts: Requests by kind of reason.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, logger: logging.Logger) -> None:
+        self._logger = logger
         self.counts: Counter[str] = Counter()
         self._untold: Counter[str] = Counter()
         self._logged: set[str] = set()
@@ -31,7 +34,7 @@ class Bypasses:
         self._untold[kind] += 1
         if reason not in self._logged and len(self._logged) < _LOGGED_REASONS:
             self._logged.add(reason)
-            logger.warning("kvprov: request %s bypasses the shared tier: %s.", request_id, reason)
+            self._logger.warning("kvprov: request %s bypasses the shared tier: %s.", request_id, reason)
 
     def tell(self) -> dict[str, int]:
         """Return how many requests of each kind there were since the last call, for the metric (see `metrics`)."""
