@@ -21,10 +21,14 @@ class _Command:
 
 
 COMMANDS: Final = {
+    "audit": _Command("kvprov.cli.audit", "Find what the keys of each connector leave out."),
+    "check": _Command("kvprov.cli.check", "Find what changes KV state and not the key."),
     "demo": _Command("kvprov.cli.demo", "Show foreign state being served, and kvprov preventing it."),
     "digest": _Command("kvprov.cli.digest", "Print the digest of a registry and a descriptor."),
     "doctor": _Command("kvprov.cli.doctor", "Say whether engines started here would be protected."),
+    "explain": _Command("kvprov.cli.explain", "Say what a key was bound to, and what separates two."),
     "identify": _Command("kvprov.cli.identify", "Print the identity of a checkpoint or an adapter."),
+    "store": _Command("kvprov.cli.store", "Compare stores that workers have written."),
 }
 
 EPILOG: Final = """\b
@@ -33,6 +37,7 @@ Exit codes:
   1    something is unsafe, or a claim does not hold
   2    usage or input error: bad arguments, unreadable content, contract error
   3    an engine is not available, or failed
+  4    the check cannot judge: its positive control fails
   130  interrupted
   141  whoever read the output went away
 """

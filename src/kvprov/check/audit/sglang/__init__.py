@@ -1,0 +1,1 @@
+"""Drivers for SGLang's HiCache. Importing this imports no engine."""
