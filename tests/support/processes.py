@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from tests.support.engine import Engine, Launch
+from tests.support.engine import Launch
 
 PARALLEL = 2
 """Engines at a time: each one mostly keeps a single core busy."""
@@ -30,7 +30,7 @@ ENVIRONMENT = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
-Step = Callable[[Engine], Any]
+Step = Callable[[Any], Any]
 
 
 class EngineDiedError(Exception):
@@ -59,12 +59,7 @@ class Run:
 
 
 def _child(connection: Connection, launch: Launch, steps: Sequence[Step], log: str) -> None:
-    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
-    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
-    faulthandler.enable()
+    write_to(log)
     code = 0
     try:
         engine = launch.start()
@@ -80,6 +75,16 @@ def _child(connection: Connection, launch: Launch, steps: Sequence[Step], log: s
         os._exit(code)
 
 
+def write_to(log: str) -> None:
+    """Let all that this process writes go to a file."""
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    sys.stdout = os.fdopen(os.dup(1), "w", buffering=1)
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    faulthandler.enable()
+
+
 class Processes:
     """Starts engine processes.
 
@@ -87,13 +92,18 @@ class Processes:
         folder: Where their logs go.
     """
 
+    preload = "tests.support.preload"
+    """What the fork server imports."""
+    child = staticmethod(_child)
+    """What runs in an engine's process."""
+
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["tests.support.preload"])
+        self._context.set_forkserver_preload([self.preload])
         self._count = 0
 
-    def run(self, launch: Launch, *steps: Step, timeout: float = 240) -> Run:
+    def run(self, launch: Any, *steps: Step, timeout: float = 240) -> Run:
         """Start an engine, let it take `steps`, and end it.
 
         Raises:
@@ -102,7 +112,7 @@ class Processes:
         self._count += 1
         log = self._folder / f"engine-{self._count}.log"
         ours, theirs = self._context.Pipe(duplex=False)
-        process = self._context.Process(target=_child, args=(theirs, launch, steps, str(log)))
+        process = self._context.Process(target=self.child, args=(theirs, launch, steps, str(log)))
         process.start()
         theirs.close()
         try:
@@ -113,19 +123,23 @@ class Processes:
             process.join(10)
             raise EngineDiedError(f"the process ended with {process.exitcode}", _read(log)) from None
         finally:
-            process.join(20)
-            if process.is_alive():
-                process.kill()
-                process.join()
+            self.end(process)
             ours.close()
         if kind == "error":
             raise EngineDiedError(value, _read(log))
         return Run(value, _read(log))
 
-    def run_all(self, runs: Sequence[tuple[Launch, Sequence[Step]]]) -> list[Run | EngineDiedError]:
+    def end(self, process: Any) -> None:
+        """Wait until an engine's process has ended, and end it if it does not."""
+        process.join(20)
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+    def run_all(self, runs: Sequence[tuple[Any, Sequence[Step]]]) -> list[Run | EngineDiedError]:
         """Run several engines, some at a time, and return how each ended."""
 
-        def one(item: tuple[Launch, Sequence[Step]]) -> Run | EngineDiedError:
+        def one(item: tuple[Any, Sequence[Step]]) -> Run | EngineDiedError:
             try:
                 return self.run(item[0], *item[1])
             except EngineDiedError as error:

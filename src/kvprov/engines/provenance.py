@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,10 +10,13 @@ from typing import Any
 
 from kvprov.contract.descriptor import Absent, Known, Unknown, Value
 from kvprov.contract.digest import Digester
-from kvprov.contract.key import NONCE_BYTES, nonce
+from kvprov.contract.key import NONCE_BYTES, key_text, nonce
+from kvprov.contract.registry import Registry
 from kvprov.errors import SettingsError
 from kvprov.extensions import Extension
+from kvprov.identity.domain import FleetSecret
 from kvprov.identity.label import label
+from kvprov.settings import Settings
 
 
 def with_nonces(values: Mapping[str, Value]) -> dict[str, Value]:
@@ -67,3 +71,41 @@ class WorkerHalf:
     def reason(self) -> str:
         """Why it is not known; empty when it is."""
         return "; ".join(value.reason for value in self.values.values() if isinstance(value, Unknown))
+
+
+def announce(
+    logger: logging.Logger,
+    where: str,
+    *,
+    settings: Settings,
+    registry: Registry,
+    worker: WorkerHalf,
+    secret: FleetSecret | None,
+) -> None:
+    """Log the start-up line (mode, path, dimensions, worker digest), and the worker's identities.
+
+    Args:
+        logger: The engine's.
+        where: How the engine names the path by which it shares, such as `connector=NAME`.
+        settings: The process's.
+        registry: The registered dimensions.
+        worker: The worker half.
+        secret: The fleet's, or None.
+    """
+    parts = [
+        f"mode={settings.mode}",
+        where,
+        f"dimensions={','.join([*registry.worker, *registry.request])}",
+        f"worker={key_text(worker.digester.worker_digest, settings.digest_bits)}",
+        f"bits={int(settings.digest_bits)}",
+        f"secret={secret.key_id if secret else 'none'}",
+    ]
+    if worker.reason:
+        parts.append(f"unknown=({worker.reason})")
+    if settings.unsafe_withhold:
+        parts.append(f"UNSAFE: withheld={','.join(settings.unsafe_withhold)}")
+    level = logging.WARNING if worker.reason or settings.unsafe_withhold else logging.INFO
+    logger.log(level, "kvprov: %s", " ".join(parts))
+    # For two workers that do not share: the one that differs says why.
+    for name, value in sorted(worker.values.items()):
+        logger.info("kvprov: %s=%s", name, value.identity if isinstance(value, Known) else value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from kvprov.contract.descriptor import ABSENT, Known, Unknown, Value
@@ -19,7 +18,7 @@ from kvprov.contract.dimensions import (
 )
 from kvprov.contract.key import key_text
 from kvprov.engines.bypass import Bypasses
-from kvprov.engines.provenance import WorkerHalf, extension_value, with_nonces
+from kvprov.engines.provenance import WorkerHalf, announce, extension_value, with_nonces
 from kvprov.engines.sglang import facts, hooks, ledger, media
 from kvprov.engines.sglang.adapters import adapter_value
 from kvprov.engines.sglang.log import logger
@@ -226,28 +225,18 @@ class SchedulerBinding:
                 self.scheduler._prefetch_kvcache(request)
 
     def announce(self, path: str) -> None:
-        """Log the start-up line: mode, path, dimensions, worker digest; and the worker's identities."""
+        """Log what is bound. From now on requests are told of, counted and recorded."""
         self._announced = True
         self.ledger = ledger.recorder(self.settings, self.scheduler.server_args, path)
         self.ledger.note_worker(self.worker.digester)
-        settings = self.settings
-        parts = [
-            f"mode={settings.mode}",
+        announce(
+            logger,
             f"path={path}",
-            f"dimensions={','.join([*self.registry.worker, *self.registry.request])}",
-            f"worker={key_text(self.worker.digester.worker_digest, settings.digest_bits)}",
-            f"bits={int(settings.digest_bits)}",
-            f"secret={self.secret.key_id if self.secret else 'none'}",
-        ]
-        if self.worker.reason:
-            parts.append(f"unknown=({self.worker.reason})")
-        if settings.unsafe_withhold:
-            parts.append(f"UNSAFE: withheld={','.join(settings.unsafe_withhold)}")
-        level = logging.WARNING if self.worker.reason or settings.unsafe_withhold else logging.INFO
-        logger.log(level, "kvprov: %s", " ".join(parts))
-        # For two workers that do not share: the one that differs says why.
-        for name, value in sorted(self.worker.values.items()):
-            logger.info("kvprov: %s=%s", name, value.identity if isinstance(value, Known) else value)
+            settings=self.settings,
+            registry=self.registry,
+            worker=self.worker,
+            secret=self.secret,
+        )
 
 
 def _holds_state(request: Any) -> bool:

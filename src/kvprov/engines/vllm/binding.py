@@ -19,11 +19,10 @@ from kvprov.contract.dimensions import (
     SHARING_DOMAIN,
     WEIGHTS,
 )
-from kvprov.contract.key import key_text
 from kvprov.contract.registry import Registry
 from kvprov.engines.bypass import Bypasses
 from kvprov.engines.lmcache.keys import client_parameters
-from kvprov.engines.provenance import WorkerHalf, declared_weights, extension_value, with_nonces
+from kvprov.engines.provenance import WorkerHalf, announce, declared_weights, extension_value, with_nonces
 from kvprov.engines.vllm import connectors, facts, inputs, ledger, quirks, worker
 from kvprov.engines.vllm.adapters import EngineAdapters, Unfinished
 from kvprov.engines.vllm.log import logger
@@ -328,23 +327,13 @@ class EngineBinding:
         return declared_weights(self.settings.weights_run, version)
 
     def announce(self, connector: str) -> None:
-        """Log the start-up line: mode, connector, dimensions, worker digest; and the worker's identities."""
+        """Log what is bound, and record the worker."""
         self.ledger.note_worker(self.worker.digester)
-        settings = self.settings
-        parts = [
-            f"mode={settings.mode}",
+        announce(
+            logger,
             f"connector={connector}",
-            f"dimensions={','.join([*self.registry.worker, *self.registry.request])}",
-            f"worker={key_text(self.worker.digester.worker_digest, settings.digest_bits)}",
-            f"bits={int(settings.digest_bits)}",
-            f"secret={self.secret.key_id if self.secret else 'none'}",
-        ]
-        if self.worker.reason:
-            parts.append(f"unknown=({self.worker.reason})")
-        if settings.unsafe_withhold:
-            parts.append(f"UNSAFE: withheld={','.join(settings.unsafe_withhold)}")
-        level = logging.WARNING if self.worker.reason or settings.unsafe_withhold else logging.INFO
-        logger.log(level, "kvprov: %s", " ".join(parts))
-        # For two workers that do not share: the one that differs says why.
-        for name, value in sorted(self.worker.values.items()):
-            logger.info("kvprov: %s=%s", name, value.identity if isinstance(value, Known) else value)
+            settings=self.settings,
+            registry=self.registry,
+            worker=self.worker,
+            secret=self.secret,
+        )
