@@ -1,4 +1,4 @@
-"""Ways around the binding that once worked: writes that nobody saw, memory that was another's, hooks that replace."""
+"""What once went around the binding: writes that nobody saw, memory that was another's, hooks, names of folders."""
 
 from __future__ import annotations
 
@@ -11,15 +11,13 @@ import pytest
 
 from tests.support.packages import install
 from tests.support.processes import EngineDiedError
-from tests.support.sglang.engine import Engine, Launch
+from tests.support.sglang.engine import PAGE, Engine, Launch
 from tests.support.sglang.models import LongModels, loadable
 from tests.support.sglang.plugins import GROUP
 from tests.support.sglang.processes import Processes
 from tests.support.sglang.steps import call, generate, stored, written
 
 pytestmark = pytest.mark.engine
-
-NORM = "model.norm.weight"
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +68,7 @@ def test_weights_that_were_changed_unseen_are_not_known(
     run = processes.run(Launch(models.base, store), ask, written, change, ask, ask_other, written, back, ask, ask_other)
     before, pages, _, changed, _, pages_after, _, known, _ = run.results
     # The control: the engine stores, and the change counts.
-    assert pages == len(prompt) // 16
+    assert pages == len(prompt) // PAGE
     assert changed[0].logprobs != before[0].logprobs
     # It reads nothing that the former weights computed, and what it computes is not kept as theirs.
     assert changed[0].cached == 0
@@ -122,7 +120,7 @@ def test_what_another_adapter_left_in_memory_reaches_nobody(
     # The control: in SGLang, one adapter is computed with parts of another. One that has its own parts is stored.
     assert after[0].logprobs != pytest.approx(alone[0].logprobs, abs=1e-3)
     assert after[0].cached == 0
-    assert pages == pages_after == len(prompt) // 16
+    assert pages == pages_after == len(prompt) // PAGE
     assert "bypasses the shared tier: adapter" in run.log
     # Where nobody has parts for the embedding, such an adapter is as good as any.
     heads = Launch(
@@ -173,3 +171,61 @@ def test_a_hook_that_replaces_a_seam_stops_the_engine(processes: Processes, mode
         with pytest.raises(EngineDiedError) as raised:
             run("REPLACE", target)
         assert f"Something replaced {seam}" in raised.value.log
+
+
+def test_the_served_length_and_the_checkpoints_folder_do_not_separate(
+    processes: Processes, models: LongModels, prompt: list[int], store: Path, tmp_path: Path
+) -> None:
+    ask = partial(generate, prompts=[prompt])
+    # Types of rotary embeddings for which the length counts are called that.
+    folder = models.copy_base(tmp_path / "dynamic" / "base")
+    [_, pages] = processes.run(Launch(models.base, store), ask, written).results
+    assert pages == len(prompt) // PAGE
+    [shared] = processes.run(Launch(folder, store, args={"context_length": 1024}), ask).results
+    assert stored(shared) == loadable(len(prompt))
+    rotary = {"rope_parameters": {"rope_theta": 10000.0, "rope_type": "dynamic", "factor": 2.0}}
+    dynamic = {"json_model_override_args": json.dumps(rotary)}
+    processes.run(Launch(models.base, store, args=dynamic), ask, written)
+    [same] = processes.run(Launch(models.base, store, args=dynamic), ask).results
+    [shorter] = processes.run(Launch(models.base, store, args=dynamic | {"context_length": 1024}), ask).results
+    assert stored(same) == loadable(len(prompt))
+    assert stored(shorter) == 0
+
+
+def load_in_order(engine: Engine, *, name: str, folder: str, reverse: bool) -> None:
+    """Load an adapter of which two tensors have one place, from tensors, in the order of their names or the other."""
+    import torch
+    from safetensors.torch import load_file
+
+    tensors = load_file(Path(folder) / "adapter_model.safetensors")
+    config = json.loads((Path(folder) / "adapter_config.json").read_text())
+    generator = torch.Generator().manual_seed(1)
+    for part, shape in (("A", (config["r"], 128)), ("B", (128, config["r"]))):
+        for module in ("self_attn", "other"):
+            tensor = torch.randn(shape, generator=generator).to(torch.bfloat16) / 2
+            tensors[f"base_model.model.model.layers.0.{module}.o_proj.lora_{part}.weight"] = tensor
+    config["target_modules"] = ["q_proj", "v_proj", "o_proj"]
+    ordered = dict(sorted(tensors.items(), reverse=reverse))
+    assert engine.engine.load_lora_adapter_from_tensors(name, ordered, config).success
+
+
+def test_the_order_of_tensors_does_not_change_what_an_adapter_does(
+    processes: Processes, models: LongModels, prompt: list[int], store: Path
+) -> None:
+    args = {"enable_lora": True, "lora_target_modules": ["q_proj", "v_proj", "o_proj"]}
+    load = partial(load_in_order, folder=models.adapter("inverted").path)
+    steps = [
+        step
+        for name, reverse in (("one", False), ("two", True))
+        for step in (partial(load, name=name, reverse=reverse), partial(generate, prompts=[prompt], adapter=name))
+    ]
+    answers = {
+        mode: processes.run(Launch(models.base, store, mode, args=args), *steps).results for mode in ("off", "enforce")
+    }
+    _, one, _, two = answers["off"]
+    # The control: in SGLang it does.
+    assert one[0].tokens != two[0].tokens
+    _, one, _, two = answers["enforce"]
+    assert two[0].cached == loadable(len(prompt))
+    assert two[0].tokens == one[0].tokens
+    assert two[0].logprobs == pytest.approx(one[0].logprobs, abs=1e-3)

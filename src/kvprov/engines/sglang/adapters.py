@@ -38,6 +38,23 @@ def wrap_process_weight(original: Callable[..., Any]) -> Callable[..., Any]:
     return process_weight
 
 
+def wrap_normalize_weights(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `LoRAAdapter._normalize_weights` that takes the tensors in the order of their names.
+
+    Where two have one place, as `layers.0.a.o_proj` and `layers.0.b.o_proj` have, SGLang applies the one that came
+    last. An identity goes by no order, so neither may what is computed.
+    """
+
+    def normalize_weights(self: Any) -> Any:
+        for tensors in (*(layer.weights for layer in self.layers), self.embedding_layers):
+            ordered = sorted(tensors.items(), key=lambda item: item[0])
+            tensors.clear()
+            tensors.update(ordered)
+        return original(self)
+
+    return normalize_weights
+
+
 def _modules(names: list[str]) -> set[str]:
     """Return which modules' tensors these are: `...self_attn.q_proj.lora_A.weight` is of `q_proj`."""
     return {name.split(".lora_")[0].rpartition(".")[2] for name in names if ".lora_" in name}

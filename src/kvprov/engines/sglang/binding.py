@@ -26,7 +26,7 @@ from kvprov.engines.sglang.metrics import bypass_counter
 from kvprov.engines.sglang.seams import SEAMS
 from kvprov.engines.sglang.stamp import Stamp, set_stamp, stamp_of
 from kvprov.engines.sglang.storage import PRIVATE
-from kvprov.engines.sglang.weights import loaded_weights
+from kvprov.engines.sglang.weights import drafts, loaded_weights
 from kvprov.errors import BindingError
 from kvprov.extensions import Extension, load_extensions, registry_with
 from kvprov.fleet import fleet_secret
@@ -203,6 +203,11 @@ class SchedulerBinding:
         values = dict(self.worker.values)
         if WEIGHTS.name in values:
             values[WEIGHTS.name] = value
+        if MODEL_CONFIG.name in values and drafts():
+            # An update may reach a draft model as well. What a trusted updater declares covers both.
+            declared = value if isinstance(value, Known) and value.identity.startswith("label:") else self.declared
+            arguments, config = self.scheduler.server_args, self.scheduler.model_config
+            values[MODEL_CONFIG.name] = facts.model_config_value(arguments, config, self.model, declared)
         self.worker = WorkerHalf(self.worker.epoch + 1, values, self._digester(values), changing)
         self.ledger.note_worker(self.worker.digester)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Final
 
 from kvprov.contract.descriptor import Known, Unknown, Value
 from kvprov.contract.errors import KvprovError
@@ -10,9 +10,11 @@ from kvprov.engines.loading import LoadedWeights
 from kvprov.engines.plain import plain
 from kvprov.engines.sglang import weights
 from kvprov.identity.kv_representation import KvRepresentation, LayerGroup, kv_representation
-from kvprov.identity.model_config import model_config
+from kvprov.identity.model_config import effective_config, model_config
 from kvprov.identity.precision import Precision, precision
 from kvprov.identity.remote_code import remote_code
+
+_SERVED_LENGTH: Final = "context_len"
 
 
 def _quantization(model: Any) -> Any:
@@ -82,20 +84,22 @@ def model_config_value(server_args: Any, config: Any, model: Any, label: Known |
         model: The model, as loaded.
         label: What the operator declared for weights that cannot be identified by content; here, a draft model's.
     """
-    fields = config.hf_config.to_dict()
     resolved: dict[str, Any] = {
         "architecture": type(model).__name__,
         "sliding_window_size": config.sliding_window_size,
         "attention_chunk_size": config.attention_chunk_size,
     }
-    # The factors of these are chosen by the length that the engine serves; the word may stand at any depth.
-    if any(kind in repr(fields) for kind in ("longrope", "dynamic")):
-        resolved["context_len"] = config.context_len
     try:
+        # SGLang notes there how long a context it serves. By itself that shapes nothing.
+        fields = {name: item for name, item in config.hf_config.to_dict().items() if name != _SERVED_LENGTH}
+        bound = effective_config(plain(fields))
+        # The factors of these are chosen by it; the word may stand at any depth, but the checkpoint's path is no such.
+        if any(kind in repr(bound) for kind in ("longrope", "dynamic")):
+            resolved[_SERVED_LENGTH] = config.context_len
         resolved |= _drafts(server_args, label)
         if server_args.trust_remote_code:
             resolved["remote_code"] = remote_code(config.model_path, config.revision, fields)
-        return model_config(plain(fields), plain(resolved))
+        return model_config(bound, plain(resolved))
     except KvprovError as error:
         return Unknown(f"model_config: {error.message}")
 

@@ -32,6 +32,7 @@ def all_seams() -> tuple[Seam, ...]:
             ("self", "name", "loaded_weight"),
             adapters.wrap_process_weight,
         ),
+        Seam("sglang.srt.lora.lora", "LoRAAdapter._normalize_weights", ("self",), adapters.wrap_normalize_weights),
         Seam(
             f"{cache}.storage.backend_factory",
             "StorageBackendFactory.create_backend",
