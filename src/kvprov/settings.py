@@ -168,7 +168,9 @@ def load_settings(environment: Mapping[str, str] | None = None) -> Settings:
     for name in variables:
         # A misspelt setting would silently leave an engine with the default: refuse it instead.
         if name.startswith("KVPROV_") and name not in NAMES and _SERVICE_LINK.fullmatch(name) is None:
-            raise SettingsError(f"{name} is not a setting.", f"Settings are: {', '.join(NAMES)}.")
+            raise SettingsError(
+                f"{name} is not a setting.", f"Correct its name or unset it. Settings are: {', '.join(NAMES)}."
+            )
     try:
         settings: Settings = environ.to_config(Settings, environ=variables)
     except (ValueError, KvprovError) as error:

@@ -67,7 +67,7 @@ class Model:
                 self._config = AutoConfig.from_pretrained(folder, local_files_only=True)
             except (OSError, ValueError, KeyError) as error:
                 raise CheckError(
-                    f"transformers cannot read the configuration of {folder}: {error}.",
+                    f"transformers cannot read the configuration of {folder}: {str(error).rstrip('.')}.",
                     "Name a checkpoint that transformers knows; code that a checkpoint brings is not run.",
                 ) from error
 
@@ -182,7 +182,7 @@ class Model:
                 )
             except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
                 raise CheckError(
-                    f"transformers cannot load {weights}: {str(error)[:500]}.",
+                    f"transformers cannot load {weights}: {str(error)[:500].rstrip('.')}.",
                     "Name a causal language model in safetensors of the shape that the configuration says.",
                 ) from error
         if missing := sorted(loaded["missing_keys"]):

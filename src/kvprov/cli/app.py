@@ -80,7 +80,8 @@ class _Group(click.Group):
 def cli(ctx: click.Context) -> None:
     """Bind provenance into every key of a shared KV cache, and check that it is bound.
 
-    With --json a command writes JSON alone to stdout; an error is {"error": {"code", "message", "advice"}}.
+    With --json (--json - where it takes a file) a command writes JSON alone to stdout; an error is
+    {"error": {"code", "message", "advice"}}.
     """
     if ctx.invoked_subcommand is None:
         # On stderr and with an error's code: a script whose variable was empty must not go on as if all were well.

@@ -70,7 +70,7 @@ def _show(console: Console, report: Report) -> None:
     for line in [*report.findings, *report.failures]:
         console.print(one_line(line), style="bold red")
     if not report.engines:
-        console.print("No engine was audited.", style="bold red")
+        console.print("No engine was audited. Run this in an environment that has the engine.", style="bold red")
     elif report.findings:
         console.print("Unsafe.", style="bold red")
     elif report.failures:

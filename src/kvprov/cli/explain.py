@@ -102,8 +102,9 @@ def _find(ledger: Ledger, location: str, resolved: Resolved) -> Record | Forged:
     if found is None:
         raise LedgerError(
             f"The ledger {shown_location(location)} does not know {resolved.text}.",
-            "Check that workers record to this ledger. Salts beyond a rate are not recorded, nor are requests whose "
-            "provenance is not known, and a request with media may have a key of its own: explain the worker digest.",
+            "Check its path, and that workers record to it. Salts beyond a rate are not recorded, nor are requests "
+            "whose provenance is not known, and a request with media may have a key of its own: explain the worker "
+            "digest.",
         )
     return found
 

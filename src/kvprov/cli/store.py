@@ -19,12 +19,12 @@ AUTO: Final = "auto"
 _SHOWN: Final = 20
 
 
-@click.group()
+@click.group(no_args_is_help=False)  # click's own way fails with the whole help, on one line
 def store() -> None:
     """Compare stores that workers have written."""
 
 
-@store.command()
+@store.command(short_help="Compare two stores, or two snapshots of one.")
 @click.argument("first", metavar="A", type=click.Path(path_type=Path))
 @click.argument("second", metavar="B", type=click.Path(path_type=Path))
 @click.option(
@@ -99,7 +99,7 @@ def _show(found: StoreDiff) -> None:
         console.print(one_line(found.words), style="bold red" if found.collisions else "bold")
 
 
-@store.command()
+@store.command(short_help="Compare what real workers write that differ in one dimension.")
 @click.option(
     "--engine",
     type=click.Choice([AUTO, "vllm", "sglang"]),

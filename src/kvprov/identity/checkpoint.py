@@ -107,7 +107,7 @@ def select_files(folder: str | Path) -> tuple[Path, ...]:
         raise UnidentifiableError(
             folder,
             "it holds no safetensors file" + (f", only {', '.join(foreign)}" if foreign else ""),
-            "Convert the checkpoint to safetensors, or declare a label for it.",
+            "Check the path. Convert a checkpoint of another format to safetensors, or declare KVPROV_WEIGHTS_LABEL.",
         )
     return tuple(folder / name for name in present)
 
@@ -330,7 +330,7 @@ def open_files(paths: Sequence[str | Path], prefix: str = "") -> OpenCheckpoint:
     for path in paths:
         if Path(path).suffix.lower() in _FOREIGN:
             raise UnidentifiableError(
-                path, "it is no safetensors file", "Convert it to safetensors, or declare a label for it."
+                path, "it is no safetensors file", "Convert it to safetensors, or declare KVPROV_WEIGHTS_LABEL."
             )
     return OpenCheckpoint(paths, prefix)
 
