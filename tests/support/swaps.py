@@ -145,13 +145,13 @@ def _watch(passes: Callable[[str], None]) -> None:
     DefaultModelLoader.load_weights = load_weights
     default_loader.safetensors_weights_iterator = safetensors_weights_iterator
     if os.environ.get("KVPROV_MODE") != "off":
-        from kvprov.engines.vllm import weights
+        from kvprov.engines import loading
 
-        identify = weights.combined_identity
+        identify = loading.combined_identity
 
         def combined_identity(*args: Any, **kwargs: Any) -> Any:
             identified = identify(*args, **kwargs)
             passes(HASHED)
             return identified
 
-        weights.combined_identity = combined_identity
+        loading.combined_identity = combined_identity
