@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.sglang.engine import Launch
+from tests.support.sglang.engine import RELEASE, Launch
 from tests.support.sglang.models import LongModels, loadable
 from tests.support.sglang.servers import serve
 
 pytestmark = pytest.mark.engine
 
 
+@pytest.mark.skipif(RELEASE == "0.5.20", reason="two servers of one release are enough: the rest goes without HTTP")
 def test_salt_namespace_and_adapter_over_http(models: LongModels, store: Path, tmp_path: Path) -> None:
     prompt = models.random_prompt(200, seed=12)
     full = loadable(len(prompt))

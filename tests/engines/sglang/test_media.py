@@ -29,7 +29,7 @@ def binding(monkeypatch: pytest.MonkeyPatch) -> SchedulerBinding:
     """The binding of a scheduler that has no model."""
     values = {name: Known(f"test:{name}") for name in BUILT_IN.worker}
     monkeypatch.setattr(SchedulerBinding, "_worker_values", lambda _: values)
-    monkeypatch.setattr(bindings, "SEAMS", SimpleNamespace(undone=list))
+    monkeypatch.setattr(bindings, "SEAMS", SimpleNamespace(undone=list, all=tuple))
     runner = SimpleNamespace(lora_manager=None)
     made = SchedulerBinding(
         SimpleNamespace(

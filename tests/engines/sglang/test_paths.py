@@ -15,9 +15,10 @@ import torch
 
 from kvprov.engines.sglang import paths
 from kvprov.errors import BindingError
+from tests.support.processes import EngineDiedError
 from tests.support.sglang.engine import RELEASE, Engine, Launch
 from tests.support.sglang.models import LongModels, loadable
-from tests.support.sglang.processes import EngineDiedError, Processes
+from tests.support.sglang.processes import Processes
 from tests.support.sglang.steps import flush, generate, written
 
 pytestmark = pytest.mark.engine
