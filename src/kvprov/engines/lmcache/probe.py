@@ -8,16 +8,18 @@ from typing import Any
 from kvprov.engines.lmcache.mp import spelled
 
 
-class _Answer:
+class Answer:
     """A message's answer, which is there at once."""
 
     def __init__(self, value: Any) -> None:
         self._value = value
 
     def query(self) -> bool:
+        """Return whether the answer is there."""
         return True
 
     def result(self, timeout: float | None = None) -> Any:
+        """Return the answer."""
         del timeout
         return self._value
 
@@ -35,15 +37,15 @@ class Server:
         self._chunk = chunk
         self._found: dict[str, int] = {}
 
-    def lookup(self, key: Any, *_: Any) -> _Answer:
+    def lookup(self, key: Any, *_: Any) -> Answer:
         """Note the key, and find its chunks or none."""
         self._note(spelled(key))
         self._found[key.request_id] = key.end // self._chunk if self._chunk else 0
-        return _Answer(None)
+        return Answer(None)
 
-    def query_prefetch_status(self, request_id: str) -> _Answer:
+    def query_prefetch_status(self, request_id: str) -> Answer:
         """Return how many chunks were found."""
-        return _Answer(self._found[request_id])
+        return Answer(self._found[request_id])
 
     def report_block_allocation(self, *_: Any) -> None:
         """Ignore it: it is about blocks of the engine."""

@@ -137,7 +137,6 @@ class _Update:
     """Tensors given to a model, on top of those that it held before."""
 
     def __init__(self, before: LoadedWeights) -> None:
-        self._before = before
         self._held = {tensor.name: tensor for tensor in before.tensors}
         self._reason = "" if before.tensors else f"what it updates is not known: {before.reason}"
 

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any, Final
 
 from kvprov.check.audit.vllm.world import BLOCK, PROMPT_TOKENS, TAG, Noticed
+from kvprov.engines.lmcache.probe import Answer
 
 BLOCKS: Final = PROMPT_TOKENS // BLOCK
 
@@ -218,39 +219,27 @@ def lmcache(connector: Any, request: Any) -> list[str]:
     return [key.to_string() for _, _, key in made]
 
 
-class _Answer:
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def query(self) -> bool:
-        return True
-
-    def result(self, timeout: float | None = None) -> Any:
-        del timeout
-        return self._value
-
-
 class _Server:
     """Answers for an LMCache server that holds nothing, and keeps the keys that it is asked for."""
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
 
-    def get_chunk_size(self) -> _Answer:
-        return _Answer(BLOCK)
+    def get_chunk_size(self) -> Answer:
+        return Answer(BLOCK)
 
-    def lookup(self, key: Any, *_args: Any) -> _Answer:
+    def lookup(self, key: Any, *_args: Any) -> Answer:
         self.asked.append(key)
-        return _Answer(None)
+        return Answer(None)
 
-    def query_prefetch_status(self, *_args: Any) -> _Answer:
-        return _Answer(0)
+    def query_prefetch_status(self, *_args: Any) -> Answer:
+        return Answer(0)
 
     def close(self) -> None:
         """There is nothing to close."""
 
     def __getattr__(self, _name: str) -> Any:
-        return lambda *_args, **_kwargs: _Answer(None)
+        return lambda *_args, **_kwargs: Answer(None)
 
 
 def prepare_lmcache_mp() -> None:
